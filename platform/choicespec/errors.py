@@ -1,0 +1,49 @@
+"""Errors that a person can act on: each says what was given, what is allowed and what to do next.
+
+The jobs print these without a traceback; anything else that escapes is a fault of choicespec itself.
+"""
+
+from collections.abc import Sequence
+
+
+class ChoiceSpecError(Exception):
+    """The root of every error that a person can act on."""
+
+
+class SpecError(ChoiceSpecError):
+    """An experiment, or a value given on the command line, is not one that choicespec knows."""
+
+
+class CheckpointError(ChoiceSpecError):
+    """A checkpoint is missing, incomplete, or not the kind that was asked for."""
+
+
+class TaskDataError(ChoiceSpecError):
+    """A task's data is missing or broken; names the file and, where there is one, the line."""
+
+
+class PromptTooLong(ChoiceSpecError):
+    """A prompt with its new tokens does not fit into the target's context."""
+
+    def __init__(self, request_id: str, prompt_tokens: int, max_new_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            f"{request_id}: {prompt_tokens} prompt tokens + {max_new_tokens} new tokens exceed the target's context of "
+            f"{context_tokens} tokens; shorten the prompt or lower task.max_new_tokens"
+        )
+
+
+class Unsupported(ChoiceSpecError):
+    """A runtime cannot express a method, or not on this pair; raised before anything is loaded."""
+
+    def __init__(self, runtime: str, method: str, reason: str, supported_by: Sequence[str] = ()) -> None:
+        self.supported_by = tuple(supported_by)
+        elsewhere = f"; supported by: {', '.join(supported_by)}" if supported_by else ""
+        super().__init__(f"runtime {runtime!r} cannot run method {method!r}: {reason}{elsewhere}")
+
+
+class PlacementError(ChoiceSpecError):
+    """The cluster cannot give a pair the GPUs or cores that it asks for."""
+
+
+class TrackingError(ChoiceSpecError):
+    """The MLflow server cannot be reached, or refuses what is logged."""

@@ -1,0 +1,1 @@
+"""What is asked: frozen specifications that import neither torch nor Ray."""

@@ -1,0 +1,191 @@
+"""An experiment: named pairs, tasks, methods and runtimes, and the matrix of those that are measured."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from choicespec.errors import SpecError
+from choicespec.spec.frozen import Frozen
+from choicespec.spec.method import MethodSpec
+from choicespec.spec.pair import PairSpec
+from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
+from choicespec.spec.task import ChatLog, TaskSpec
+
+AXES = ("pairs", "runtimes", "tasks", "methods")
+
+
+class TrialSpec(Frozen):
+    """One cell of an experiment: a pair decodes a task's prompts with a method on a runtime."""
+
+    pair: PairSpec
+    runtime: RuntimeSpec
+    task: TaskSpec
+    method: MethodSpec
+
+    @property
+    def label(self) -> str:
+        """For people; ``fingerprint`` is the identity."""
+        return f"{self.pair.label} | {self.task.label} | {self.method.label}"
+
+    def fingerprint(self) -> str:
+        """The trial's identity in MLflow, in file names and on resume."""
+        return _fingerprint(self)
+
+
+def _fingerprint(spec: Frozen) -> str:
+    """16 hex digits of the sha256 of a specification's canonical JSON."""
+    canonical = json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+class Matrix(Frozen):
+    """A block of trials: every combination of the named entries; an axis left out takes all of its entries."""
+
+    pairs: tuple[str, ...] | None = None
+    runtimes: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] | None = None
+    methods: tuple[str, ...] | None = None
+
+
+class ExperimentSpec(Frozen):
+    """What ``jobs.bench`` measures. Every axis is a dictionary from a name to its specification."""
+
+    name: str = Field(min_length=1)
+    pairs: dict[str, PairSpec] = Field(min_length=1)
+    runtimes: dict[str, RuntimeSpec] = Field(default={"hf": HfRuntimeSpec()}, min_length=1)
+    tasks: dict[str, TaskSpec] = Field(min_length=1)
+    methods: dict[str, MethodSpec] = Field(min_length=1)
+    matrix: tuple[Matrix, ...] = (Matrix(),)
+
+    @model_validator(mode="after")
+    def _matrix_names_exist(self) -> Self:
+        for index, block in enumerate(self.matrix):
+            for axis in AXES:
+                _known(getattr(block, axis) or (), getattr(self, axis), f"matrix.{index}.{axis}")
+        return self
+
+    def fingerprint(self) -> str:
+        """The identity of the whole, narrowed as it is."""
+        return _fingerprint(self)
+
+    def trials(self) -> list[TrialSpec]:
+        """The matrix, expanded in order; a combination that two blocks name is measured once."""
+        trials: dict[str, TrialSpec] = {}
+        for block in self.matrix:
+            axes = [
+                [getattr(self, axis)[name] for name in getattr(block, axis) or getattr(self, axis)] for axis in AXES
+            ]
+            for pair, runtime, task, method in itertools.product(*axes):
+                trial = TrialSpec(pair=pair, runtime=runtime, task=task, method=method)
+                trials.setdefault(trial.fingerprint(), trial)
+        return list(trials.values())
+
+    def narrowed(
+        self, *, limit: int | None = None, tasks: Sequence[str] | None = None, methods: Sequence[str] | None = None
+    ) -> "ExperimentSpec":
+        """The same experiment with fewer prompts, tasks or methods.
+
+        Raises:
+            SpecError: a name that the experiment does not have.
+        """
+        chosen = {"tasks": tasks, "methods": methods}
+        try:
+            for axis, names in chosen.items():
+                _known(names or (), getattr(self, axis), f"--{axis}")
+        except ValueError as error:
+            raise SpecError(str(error)) from None
+        content = self.model_dump()
+        for axis, names in chosen.items():
+            if names is None:
+                continue
+            content[axis] = {name: content[axis][name] for name in names}
+            for block in content["matrix"]:
+                if block[axis] is not None:
+                    block[axis] = tuple(name for name in block[axis] if name in names)
+        content["matrix"] = tuple(b for b in content["matrix"] if all(b[axis] != () for axis in AXES))
+        if limit is not None:
+            for task in content["tasks"].values():
+                task["limit"] = limit
+        return parse_experiment(content, "the command line")
+
+
+def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{where}: unknown name {name!r}; known: {', '.join(known)}")
+
+
+def load_experiment(name: str, folder: Path) -> ExperimentSpec:
+    """Read ``folder/NAME.yaml``, or the YAML file at a path.
+
+    Raises:
+        SpecError: no such experiment, or one with an unknown field, method or task; names the field's path.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        raise SpecError(f"no experiment at {path}; known names: {known}; or give the path of a .yaml file")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise SpecError(f"{path} must hold a mapping with the fields {', '.join(ExperimentSpec.model_fields)}")
+    return _with_digests(parse_experiment({"name": path.stem, **content}, str(path)))
+
+
+def parse_experiment(content: dict[str, Any], origin: str) -> ExperimentSpec:
+    """Validate an experiment.
+
+    Raises:
+        SpecError: lists each wrong field with its path and the known names there.
+    """
+    try:
+        return ExperimentSpec.model_validate(content)
+    except ValidationError as error:
+        lines = [_explain(e["type"], e["loc"], e["msg"], e.get("ctx", {})) for e in error.errors()]
+        raise SpecError(f"{origin}:\n  " + "\n  ".join(lines)) from None
+
+
+def _explain(kind: str, location: tuple[int | str, ...], message: str, context: dict[str, Any]) -> str:
+    path = ".".join(str(part) for part in location)
+    if kind == "extra_forbidden":
+        return f"{path}: unknown field; known fields: {', '.join(_fields_at(location[:-1]))}"
+    if kind == "union_tag_invalid":
+        return f"{path}.kind: unknown kind {context['tag']!r}; known kinds: {context['expected_tags']}"
+    return f"{path}: {message.removeprefix('Value error, ')}" if path else message.removeprefix("Value error, ")
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    """The field names allowed at a place, found by walking the JSON schema along pydantic's location."""
+    schema = ExperimentSpec.model_json_schema()
+    definitions, node = schema["$defs"], schema
+    for part in location:
+        if "discriminator" in node:  # pydantic puts the tag of the chosen union member into the location
+            node = {"$ref": node["discriminator"]["mapping"][part]}
+        elif isinstance(part, int):
+            node = node["items"]
+        else:
+            node = node.get("properties", {}).get(part) or node["additionalProperties"]
+        if "$ref" in node:
+            node = definitions[node["$ref"].rsplit("/", 1)[-1]]
+    return list(node["properties"])
+
+
+def _with_digests(experiment: ExperimentSpec) -> ExperimentSpec:
+    """Fill in the digest of each chat log, so that resume sees a changed file as a new trial."""
+    tasks: dict[str, Any] = {}
+    for name, task in experiment.tasks.items():
+        if isinstance(task, ChatLog):
+            path = Path(task.path)
+            if not path.is_file():
+                raise SpecError(f"tasks.{name}.path: no file {task.path!r}")
+            task = task.model_copy(update={"sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+        tasks[name] = task
+    return experiment.model_copy(update={"tasks": tasks})
