@@ -1,0 +1,1 @@
+"""The hot path: propose, verify, keep; knows no particular drafter and no particular task."""

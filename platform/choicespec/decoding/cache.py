@@ -1,0 +1,71 @@
+"""A key-value cache that is written in place and rolled back by forgetting its tail.
+
+Shapes: B batch (always 1), G key-value heads, T tokens, C capacity in tokens, D head size.
+"""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+_SPARE_TOKENS = 256
+
+
+class _RollbackLayer(CacheLayerMixin):
+    """One layer's keys and values in a preallocated buffer (B, G, C, D), of which the first ``length`` tokens count.
+
+    transformers' own dynamic layer copies the whole cache at every step; this one copies the new tokens alone.
+    """
+
+    is_sliding = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self._allocate(key_states, value_states, key_states.shape[-2] + _SPARE_TOKENS)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append (B, G, T, D) keys and values; return views of all that count."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, end = self.length, self.length + key_states.shape[-2]
+        if end > self.keys.shape[-2]:
+            keys, values = self.keys, self.values
+            self._allocate(key_states, value_states, 2 * end)
+            self.keys[:, :, :start], self.values[:, :, :start] = keys[:, :, :start], values[:, :, :start]
+        self.keys[:, :, start:end], self.values[:, :, start:end] = key_states, value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _allocate(self, key_states: torch.Tensor, value_states: torch.Tensor, capacity: int) -> None:
+        self.keys = key_states.new_empty((*key_states.shape[:2], capacity, key_states.shape[-1]))
+        self.values = value_states.new_empty((*value_states.shape[:2], capacity, value_states.shape[-1]))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1  # transformers' word for: no bound
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+
+class RollbackCache(Cache):
+    """A cache of full-attention layers; its buffers are reused from one request to the next."""
+
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=_RollbackLayer)
+
+    def keep(self, length: int) -> None:
+        """Forget every token after the first ``length``."""
+        for layer in self.layers:
+            layer.length = length

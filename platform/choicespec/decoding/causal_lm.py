@@ -1,0 +1,77 @@
+"""A transformers causal language model as the loop's target.
+
+Shapes: T tokens of a block, V vocabulary, H hidden size.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from choicespec.decoding.cache import RollbackCache
+
+
+class CausalLmTarget:
+    """Greedy choices, rollback and hidden states of one model, one request at a time.
+
+    Args:
+        model: a full-attention ``AutoModelForCausalLM`` in evaluation mode.
+        hidden_layers: the decoder layers whose hidden states are kept, counted from 1; ``hidden_states`` reads them.
+    """
+
+    def __init__(self, model: Any, hidden_layers: Sequence[int] = ()) -> None:
+        self._model = model
+        self._cache = RollbackCache()
+        self._length = 0  # tokens in the cache before the block just verified
+        self._hidden_TH: dict[int, torch.Tensor] = {}
+        self._last_kept = 0
+        layers = model.get_decoder().layers
+        for layer in hidden_layers:
+            if not 1 <= layer <= len(layers):
+                raise ValueError(f"hidden layer {layer} is not one of the target's layers 1 to {len(layers)}")
+            layers[layer - 1].register_forward_hook(self._keep_hidden(layer))
+
+    def prefill(self, prompt_ids: Sequence[int]) -> int:
+        """Fill an empty cache with the prompt; only its last position goes through the LM head."""
+        self._cache.keep(0)
+        first = self._forward(prompt_ids, logits_to_keep=1)
+        self._length, self._last_kept = len(prompt_ids), len(prompt_ids) - 1
+        return first[0]
+
+    def verify(self, block_ids: Sequence[int]) -> list[int]:
+        """The target's own choice after each of the T tokens of a block."""
+        return self._forward(block_ids, logits_to_keep=0)
+
+    def keep(self, num_tokens: int) -> None:
+        """Roll back to the first ``num_tokens`` tokens of the block."""
+        self._length += num_tokens
+        self._cache.keep(self._length)
+        self._last_kept = num_tokens - 1
+
+    def hidden_states(self, layer: int) -> torch.Tensor:
+        """The (H,) output of a decoder layer at the last token in the cache, which is the one before the anchor."""
+        return self._hidden_TH[layer][self._last_kept]
+
+    def top2_margin(self, token_ids: Sequence[int]) -> float:
+        """The largest logit minus the second largest after ``token_ids``, without a cache."""
+        with torch.inference_mode():
+            logits_V = self._model(self._tensor(token_ids), use_cache=False, logits_to_keep=1).logits[0, -1]
+        first, second = logits_V.float().topk(2).values.tolist()
+        return float(first - second)
+
+    def _forward(self, token_ids: Sequence[int], logits_to_keep: int) -> list[int]:
+        with torch.inference_mode():
+            output = self._model(
+                self._tensor(token_ids), past_key_values=self._cache, use_cache=True, logits_to_keep=logits_to_keep
+            )
+            own_ids: list[int] = output.logits[0].argmax(dim=-1).tolist()
+        return own_ids
+
+    def _tensor(self, token_ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([token_ids], dtype=torch.long, device=self._model.device)
+
+    def _keep_hidden(self, layer: int) -> Any:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            self._hidden_TH[layer] = (output[0] if isinstance(output, tuple) else output)[0]
+
+        return hook
