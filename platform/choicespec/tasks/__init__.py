@@ -1,0 +1,1 @@
+"""Where the prompts come from."""
