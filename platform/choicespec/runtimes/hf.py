@@ -1,0 +1,128 @@
+"""The transformers runtime: its models, under choicespec's own decoding loop."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from choicespec.decoding.causal_lm import CausalLmTarget
+from choicespec.decoding.loop import decode, trace
+from choicespec.decoding.stopping import StopRule
+from choicespec.drafters.registry import PROPOSERS, make_proposer
+from choicespec.errors import CheckpointError, PromptTooLong, Unsupported
+from choicespec.records import Request, Trace
+from choicespec.runtimes.checkpoints import locate
+from choicespec.runtimes.hf_generate import generate_with_transformers
+from choicespec.spec.method import MethodSpec, TransformersGenerate
+from choicespec.spec.pair import PairSpec
+from choicespec.spec.runtime import HfRuntimeSpec
+from choicespec.tasks.tokenizer import Message, Tool
+
+
+class HfTokenizer:
+    """A checkpoint's tokenizer and chat template."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        template = tokenizer.chat_template
+        self.has_chat_template = template is not None
+        self.renders_tools = "tools" in str(template)
+
+    def encode(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text)
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def chat_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+        text = self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
+        )
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return token_ids
+
+
+class HfRuntime:
+    """One pair on the CPU or on one GPU.
+
+    Raises:
+        CheckpointError: the checkpoint or its tokenizer cannot be read.
+        Unsupported: the target has layers whose cache cannot be rolled back.
+    """
+
+    build = f"transformers {transformers.__version__}, torch {torch.__version__}"
+
+    def __init__(self, spec: HfRuntimeSpec, pair: PairSpec) -> None:
+        transformers.logging.disable_progress_bar()
+        self._spec, self._pair = spec, pair
+        self._checkpoint = locate(pair.target.model, pair.target.revision)
+        try:
+            config = AutoConfig.from_pretrained(self._checkpoint, revision=pair.target.revision).get_text_config()
+            tokenizer = AutoTokenizer.from_pretrained(self._checkpoint, revision=pair.target.revision)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"target.model: cannot read {pair.target.model!r}: {error}") from error
+        other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+        if other_layers:
+            raise Unsupported("hf", "every method", f"{pair.target.model} has {', '.join(sorted(other_layers))} layers")
+        self.tokenizer = HfTokenizer(tokenizer)
+        self.context_tokens: int = config.max_position_embeddings
+        self.device = torch.cuda.get_device_name() if pair.gpus else "cpu"
+        self._eos_ids = self._read_eos_ids(config)
+        self._model: Any = None
+        self._target: CausalLmTarget | None = None
+
+    @staticmethod
+    def refusal(pair: PairSpec, method: MethodSpec) -> str | None:
+        """Why the pair cannot run the method here, or None."""
+        if pair.gpus > 1:
+            return f"it runs a pair on one GPU or the CPU, but gpus={pair.gpus}"
+        if method.kind not in PROPOSERS and not isinstance(method, TransformersGenerate):
+            return "it has no proposer of that kind"
+        return None
+
+    def load(self) -> None:
+        """Load the weights and set the threads."""
+        if self._model is not None:
+            return
+        torch.set_num_threads(self._spec.threads)
+        target = self._pair.target
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                self._checkpoint, revision=target.revision, dtype=getattr(torch, target.dtype)
+            )
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"target.model: cannot load {target.model!r}: {error}") from error
+        self._model = model.to("cuda" if self._pair.gpus else "cpu").eval()
+        self._target = CausalLmTarget(self._model)
+
+    def generate(self, request: Request, method: MethodSpec) -> Trace:
+        """Decode one request greedily."""
+        self.load()
+        assert self._target is not None
+        needed = len(request.prompt_ids) + request.max_new_tokens
+        if needed > self.context_tokens:
+            raise PromptTooLong(
+                request.request_id, len(request.prompt_ids), request.max_new_tokens, self.context_tokens
+            )
+        stop = StopRule(self._eos_ids, request.max_new_tokens, request.stop, self.tokenizer.decode)
+        if isinstance(method, TransformersGenerate):
+            return generate_with_transformers(self._model, self._eos_ids, request, method, stop)
+        return trace(request, decode(self._target, make_proposer(method), request, stop))
+
+    def top2_margin(self, token_ids: Sequence[int]) -> float:
+        """The target's largest logit minus its second largest after ``token_ids``."""
+        self.load()
+        assert self._target is not None
+        return self._target.top2_margin(token_ids)
+
+    def _read_eos_ids(self, config: Any) -> list[int]:
+        try:
+            generation = GenerationConfig.from_pretrained(self._checkpoint, revision=self._pair.target.revision)
+            eos = generation.eos_token_id
+        except OSError:
+            eos = config.eos_token_id
+        return [eos] if isinstance(eos, int) else list(eos or ())

@@ -1,0 +1,80 @@
+"""What a runtime is, and the table of those there are."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from choicespec.errors import Unsupported
+from choicespec.records import Request, Trace
+from choicespec.spec.method import MethodSpec
+from choicespec.spec.pair import PairSpec
+from choicespec.spec.runtime import RuntimeSpec
+from choicespec.tasks.tokenizer import Tokenizer
+
+RUNTIMES = {
+    "hf": "choicespec.runtimes.hf:HfRuntime",
+    "scripted": "choicespec.runtimes.scripted:ScriptedRuntime",
+}
+
+
+class Runtime(Protocol):
+    """A pair, opened somewhere. Opening reads the tokenizer and the limits; ``load`` reads the weights.
+
+    Attributes:
+        context_tokens: the most tokens, prompt and output together, of one request.
+        build: the runtime's own name and version.
+        device: the hardware's name.
+    """
+
+    tokenizer: Tokenizer
+    context_tokens: int
+    build: str
+    device: str
+
+    def load(self) -> None:
+        """Load the weights, once; a second call does nothing.
+
+        Raises:
+            CheckpointError: the weights are missing or unreadable.
+        """
+        ...
+
+    def generate(self, request: Request, method: MethodSpec) -> Trace:
+        """Decode one request greedily.
+
+        Raises:
+            PromptTooLong: before the target runs.
+        """
+        ...
+
+    def top2_margin(self, token_ids: Sequence[int]) -> float:
+        """The target's largest logit minus its second largest after ``token_ids``."""
+        ...
+
+
+def runtime_class(kind: str) -> Any:
+    """The class of a kind of runtime; also has ``refusal(pair, method)``: why it cannot run, or None."""
+    module, name = RUNTIMES[kind].split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def open_runtime(spec: RuntimeSpec, pair: PairSpec) -> Runtime:
+    """Open a pair on a runtime, without its weights.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+    """
+    runtime: Runtime = runtime_class(spec.kind)(spec, pair)
+    return runtime
+
+
+def check_supported(spec: RuntimeSpec, pair: PairSpec, method: MethodSpec) -> None:
+    """Ask a runtime, before anything is loaded, whether it can run a method on a pair.
+
+    Raises:
+        Unsupported: with the reason, and the runtimes that can.
+    """
+    reason = runtime_class(spec.kind).refusal(pair, method)
+    if reason is not None:
+        others = [kind for kind in RUNTIMES if runtime_class(kind).refusal(pair, method) is None]
+        raise Unsupported(spec.kind, method.label, reason, others)

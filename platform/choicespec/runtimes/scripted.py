@@ -1,0 +1,107 @@
+"""The scripted runtime: a deterministic table model over bytes, for tests of everything around a model."""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from choicespec.decoding.loop import decode, trace
+from choicespec.decoding.stopping import StopRule
+from choicespec.drafters.registry import PROPOSERS, make_proposer
+from choicespec.records import Request, Trace
+from choicespec.spec.method import MethodSpec
+from choicespec.spec.pair import PairSpec
+from choicespec.spec.runtime import ScriptedRuntimeSpec
+
+_SCRIPT = "".join(f'f(x={number}, y="{number % 7}"); ' for number in range(10, 40))
+_ORDER = 24  # more than a period of the script, so that the table sees the number before
+EOS_ID = 256
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as token ids 0-255; 256 ends a sequence. Its chat template renders tools."""
+
+    has_chat_template = True
+    renders_tools = True
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(i for i in token_ids if i < EOS_ID).decode(errors="replace")
+
+    def chat_ids(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[int]:
+        turns = [("tools", list(tools))] if tools else []
+        turns += [(m["role"], m["content"]) for m in messages]
+        return self.encode("".join(f"<{role}>{content}\n" for role, content in turns) + "<assistant>")
+
+
+class TableTarget:
+    """A greedy target whose next token is looked up by the longest known suffix of the text.
+
+    The table holds every suffix, up to the order, of one repetitive script that ends with an end-of-sequence token. A
+    text that the table has never seen goes on at a place of the script that its checksum picks, so that the output
+    depends on the whole prompt.
+    """
+
+    def __init__(self) -> None:
+        script = [*_SCRIPT.encode(), EOS_ID]
+        self._script: list[int] = script
+        self._next: dict[tuple[int, ...], int] = {}
+        for end in range(1, len(script)):
+            for size in range(1, min(_ORDER, end) + 1):
+                self._next.setdefault(tuple(script[end - size : end]), script[end])
+        self._cache: list[int] = []
+        self._block_tokens = 0
+
+    def next_token(self, token_ids: Sequence[int]) -> int:
+        """The target's own choice after a text."""
+        for size in range(min(_ORDER, len(token_ids)), 0, -1):
+            found = self._next.get(tuple(token_ids[-size:]))
+            if found is not None:
+                return found
+        checksum = zlib.crc32(bytes(i % 256 for i in token_ids))
+        return self._script[checksum % (len(self._script) - 1)]
+
+    def prefill(self, prompt_ids: Sequence[int]) -> int:
+        self._cache = list(prompt_ids)
+        return self.next_token(self._cache)
+
+    def verify(self, block_ids: Sequence[int]) -> list[int]:
+        own_ids = []
+        for token_id in block_ids:
+            self._cache.append(token_id)
+            own_ids.append(self.next_token(self._cache))
+        self._block_tokens = len(block_ids)
+        return own_ids
+
+    def keep(self, num_tokens: int) -> None:
+        del self._cache[len(self._cache) - self._block_tokens + num_tokens :]
+
+
+class ScriptedRuntime:
+    """Runs any pair on the table model; loads nothing, so that placement and scheduling can be tested alone."""
+
+    context_tokens = 32768
+    build = "scripted 1"
+    device = "none"
+
+    def __init__(self, spec: ScriptedRuntimeSpec, pair: PairSpec) -> None:
+        self.tokenizer = ByteTokenizer()
+        self._target = TableTarget()
+
+    @staticmethod
+    def refusal(pair: PairSpec, method: MethodSpec) -> str | None:
+        """Everything that proposes through the loop runs here."""
+        return None if method.kind in PROPOSERS else "it has no transformers model"
+
+    def load(self) -> None:
+        """There are no weights."""
+
+    def generate(self, request: Request, method: MethodSpec) -> Trace:
+        """Decode one request."""
+        stop = StopRule({EOS_ID}, request.max_new_tokens, request.stop, self.tokenizer.decode)
+        return trace(request, decode(self._target, make_proposer(method), request, stop))
+
+    def top2_margin(self, token_ids: Sequence[int]) -> float:
+        """A table has no near-ties."""
+        return 1.0
