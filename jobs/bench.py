@@ -1,0 +1,216 @@
+"""Measure an experiment: ``python -m jobs.bench NAME``, here or under ``ray job submit``."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+from choicespec.cluster.connect import is_submitted, on_cluster, ray_session
+from choicespec.cluster.grid import Failure, Grid
+from choicespec.cluster.placement import bundle, describe_shortage, fits_a_node
+from choicespec.errors import ChoiceSpecError, TrackingError
+from choicespec.measuring.measure import TrialResult
+from choicespec.records import Measurement
+from choicespec.reports.tables import divergence_table, result_table
+from choicespec.results import ResultsFolder
+from choicespec.runtimes.checkpoints import check_checkpoint
+from choicespec.runtimes.runtime import check_supported
+from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
+from choicespec.tasks.prompts import open_task
+from choicespec.tracking import ExperimentRun, tracking_uri
+from rich.console import Console
+from rich.table import Table
+
+EXPERIMENTS = Path(__file__).parent / "experiments"
+HOME_VARIABLE = "CHOICESPEC_HOME"
+_PROGRESS_EVERY_S = 5.0
+
+console = Console(width=None if sys.stdout.isatty() else 160)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the job; 0 when every trial has a result, 1 when some failed, 2 when what was asked is wrong."""
+    args = _parse(arguments)
+    try:
+        experiment = load_experiment(args.experiment, EXPERIMENTS).narrowed(
+            limit=args.limit, tasks=args.tasks, methods=args.methods
+        )
+        results = ResultsFolder(_home() / "results" / experiment.name)
+        if args.dry_run:
+            return _dry_run(experiment, results)
+        if args.log_only:
+            return _log_only(experiment, results)
+        return _bench(experiment, results, args)
+    except ChoiceSpecError as error:
+        console.print(f"error: {error}", style="red", markup=False, highlight=False)
+        return 2
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="jobs.bench", description=__doc__)
+    parser.add_argument("experiment", help="a name in jobs/experiments, or the path of a .yaml file")
+    parser.add_argument("--limit", type=int, help="prompts a task")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these of the experiment's tasks")
+    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="only these of the experiment's methods")
+    parser.add_argument("--dry-run", action="store_true", help="print the trials, what each needs, whether it can run")
+    parser.add_argument("--log-only", action="store_true", help="log kept results to MLflow; measure nothing")
+    parser.add_argument("--again", action="store_true", help="measure anew what has been measured")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="workers at a time (default 1: CPU workers disturb each other)"
+    )
+    parser.add_argument("--placement-timeout-s", type=float, default=120.0, help="how long a worker may wait for GPUs")
+    return parser.parse_args(arguments)
+
+
+def _home() -> Path:
+    """Where results and the default MLflow database lie: beside the working directory, unless that is a job's snapshot,
+    which goes with the job."""
+    default = Path.home() / ".choicespec" if is_submitted() else Path()
+    return Path(os.environ.get(HOME_VARIABLE, default))
+
+
+def _check_tasks(experiment: ExperimentSpec) -> None:
+    for task in experiment.tasks.values():
+        open_task(task).check()
+
+
+def _refusal(trial: TrialSpec) -> str | None:
+    """Why a trial cannot run here, found without loading anything."""
+    try:
+        check_supported(trial.runtime, trial.pair, trial.method)
+        if trial.runtime.kind != "scripted":
+            check_checkpoint(trial.pair.target.model, trial.pair.target.revision)
+    except ChoiceSpecError as error:
+        return str(error)
+    return None
+
+
+def _dry_run(experiment: ExperimentSpec, results: ResultsFolder) -> int:
+    _check_tasks(experiment)
+    table = Table(title=f"{experiment.name}: {len(experiment.trials())} trials")
+    for name in ("fingerprint", "pair", "runtime", "task", "method", "needs", "can it run here?"):
+        table.add_column(name, overflow="fold")
+    with ray_session():
+        for trial in experiment.trials():
+            asked = bundle(trial.pair, trial.runtime)
+            verdict = _refusal(trial) or (None if fits_a_node(asked) else describe_shortage(asked))
+            if verdict is None:
+                verdict = "measured already" if results.find(trial) else "yes"
+            needs = ", ".join(f"{amount:g} {name}" for name, amount in asked.items())
+            labels = (trial.pair.label, trial.runtime.kind, trial.task.label, trial.method.label)
+            table.add_row(trial.fingerprint(), *labels, needs, verdict)
+    console.print(table)
+    return 0
+
+
+def _log_only(experiment: ExperimentSpec, results: ResultsFolder) -> int:
+    kept = results.find_all(experiment.trials())
+    if not kept:
+        raise ChoiceSpecError(f"no kept results of {experiment.name} in {results.folder}; run without --log-only first")
+    run = ExperimentRun(tracking_uri(_home()), experiment)
+    for trial, measurement in kept:
+        run.log(trial, measurement, results.path(trial))
+    run.finish([])
+    console.print(f"logged {len(kept)} trials to {tracking_uri(_home())}")
+    return 0
+
+
+def _bench(experiment: ExperimentSpec, results: ResultsFolder, args: argparse.Namespace) -> int:
+    _check_tasks(experiment)
+    trials = experiment.trials()
+    wanted = [trial for trial in trials if args.again or results.find(trial) is None]
+    reasons = {trial: _refusal(trial) for trial in wanted}
+    failures = [Failure(trial, reason) for trial, reason in reasons.items() if reason is not None]
+    runnable = [trial for trial, reason in reasons.items() if reason is None]
+    console.print(f"{experiment.name}: {len(trials)} trials, {len(trials) - len(wanted)} of them measured already")
+    log = _Log(experiment, results)
+    for trial, measurement in results.find_all(trials):
+        log.write(trial, measurement)
+
+    def keep(result: TrialResult) -> None:
+        results.keep(result)  # first of all: what has been measured must not depend on a server
+        log.write(result.trial, result.measurement)
+
+    if runnable:
+        failures += _measure(runnable, keep, args)
+    log.finish([f"{failure.trial.label}: {failure.reason}" for failure in failures])
+    _report(experiment, results, failures)
+    return 1 if failures else 0
+
+
+def _measure(
+    trials: Sequence[TrialSpec], keep: Callable[[TrialResult], None], args: argparse.Namespace
+) -> list[Failure]:
+    with ray_session():
+        grid = Grid(
+            on_result=keep,
+            on_progress=_ProgressLines(),
+            max_workers=args.workers,
+            placement_timeout_s=args.placement_timeout_s,
+            can_grow=on_cluster(),
+        )
+        return grid.run(trials)
+
+
+def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequence[Failure]) -> None:
+    rows = results.find_all(experiment.trials())
+    if rows:
+        console.print(result_table(rows, experiment.name))
+        divergences = divergence_table(rows)
+        if divergences is not None:
+            console.print(divergences)
+    for prompt in dict.fromkeys(prompt for _, found in rows for prompt in found.omitted):
+        console.print(f"left out: {prompt}", markup=False)
+    for failure in failures:
+        console.print(f"no result: {failure.trial.label}: {failure.reason}", style="red", markup=False, highlight=False)
+    console.print(f"kept in {results.folder}; see the runs with: make ui", markup=False)
+
+
+class _Log:
+    """MLflow as long as it can be used; without it the job goes on, since the results folder has everything."""
+
+    def __init__(self, experiment: ExperimentSpec, results: ResultsFolder) -> None:
+        self._results = results
+        self._run: ExperimentRun | None = None
+        with self._or_go_on():
+            self._run = ExperimentRun(tracking_uri(_home()), experiment)
+
+    def write(self, trial: TrialSpec, measurement: Measurement) -> None:
+        """Log a kept trial."""
+        with self._or_go_on():
+            if self._run is not None:
+                self._run.log(trial, measurement, self._results.path(trial))
+
+    def finish(self, failures: Sequence[str]) -> None:
+        """Close the parent run."""
+        with self._or_go_on():
+            if self._run is not None:
+                self._run.finish(failures)
+
+    @contextmanager
+    def _or_go_on(self) -> Iterator[None]:
+        try:
+            yield
+        except TrackingError as error:
+            self._run = None
+            later = f"results are kept in {self._results.folder}; log them later with --log-only"
+            console.print(f"{error}\n{later}", style="yellow", markup=False, highlight=False)
+
+
+class _ProgressLines:
+    """Prints progress, but no more than a line every few seconds."""
+
+    def __init__(self) -> None:
+        self._printed_s = -_PROGRESS_EVERY_S
+
+    def __call__(self, line: str) -> None:
+        if monotonic() - self._printed_s >= _PROGRESS_EVERY_S:
+            console.print(line, markup=False, highlight=False)
+            self._printed_s = monotonic()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""Spread the trials of an experiment over workers; a worker's death costs a retry, never another trial's result."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from choicespec.cluster.placement import bundle, describe_shortage, fits_a_node, options_in, request_placement
+from choicespec.cluster.worker import Refused, WorkerActor
+from choicespec.measuring.measure import Progress, TrialResult
+from choicespec.spec.experiment import TrialSpec
+from choicespec.spec.pair import PairSpec
+from choicespec.spec.runtime import RuntimeSpec
+
+_POLL_S = 1.0
+
+
+class Group(NamedTuple):
+    """Trials that share pair, runtime and task, so that one baseline serves all of them."""
+
+    pair: PairSpec
+    runtime: RuntimeSpec
+    trials: tuple[TrialSpec, ...]
+    retried: bool
+
+    @property
+    def label(self) -> str:
+        """For progress lines."""
+        methods = ", ".join(trial.method.label for trial in self.trials)
+        return f"{self.pair.label} | {self.trials[0].task.label} | {methods}"
+
+
+class Failure(NamedTuple):
+    """A trial without a result, and why."""
+
+    trial: TrialSpec
+    reason: str
+
+
+@dataclass
+class _Slot:
+    """A placement group, the worker on it once it is placed, and the group of trials that it runs."""
+
+    group: Group
+    placement: PlacementGroup
+    placed: Any
+    unfinished: list[TrialSpec] = field(default_factory=list)
+    worker: Any = None
+    events: Any = None
+    waiting_since_s: float = field(default_factory=monotonic)
+
+    @property
+    def awaited(self) -> Any:
+        return self.placed if self.worker is None else self.events
+
+    @property
+    def asked(self) -> dict[str, float]:
+        return bundle(self.group.pair, self.group.runtime)
+
+    def start_worker(self) -> None:
+        pair, runtime = self.group.pair, self.group.runtime
+        self.worker = WorkerActor.options(**options_in(self.placement, pair, runtime)).remote(pair, runtime)
+        self.run(self.group)
+
+    def run(self, group: Group) -> None:
+        self.group, self.unfinished = group, list(group.trials)
+        self.events = self.worker.measure.options(num_returns="streaming").remote(group.trials)
+
+    def close(self) -> None:
+        if self.worker is not None:
+            ray.kill(self.worker)
+        remove_placement_group(self.placement)
+
+
+def group_trials(trials: Sequence[TrialSpec]) -> list[Group]:
+    """Trials by pair, runtime and task, in the order in which each first appears."""
+    groups: dict[Hashable, list[TrialSpec]] = {}
+    for trial in trials:
+        groups.setdefault((trial.pair, trial.runtime, trial.task), []).append(trial)
+    return [Group(m[0].pair, m[0].runtime, tuple(m), retried=False) for m in groups.values()]
+
+
+class Grid:
+    """Runs trials on the connected Ray cluster.
+
+    Args:
+        on_result: called in this process with each result, as soon as it is there.
+        on_progress: called with a line for people.
+        max_workers: workers at a time. Workers on the CPU share memory bandwidth and so disturb each other's timing:
+            more than one is for clusters, or for trials whose time does not matter.
+        placement_timeout_s: how long a worker may wait for its GPUs while no other worker runs.
+        can_grow: an autoscaler may add nodes, so that a bundle which no node could hold now is waited for as well.
+    """
+
+    def __init__(
+        self,
+        on_result: Callable[[TrialResult], None],
+        on_progress: Callable[[str], None],
+        max_workers: int,
+        placement_timeout_s: float,
+        can_grow: bool,
+    ) -> None:
+        self._on_result, self._on_progress = on_result, on_progress
+        self._max_workers, self._placement_timeout_s, self._can_grow = max_workers, placement_timeout_s, can_grow
+        self._queue: list[Group] = []
+        self._slots: list[_Slot] = []
+        self._failures: list[Failure] = []
+
+    def run(self, trials: Sequence[TrialSpec]) -> list[Failure]:
+        """Measure trials; returns those without a result. Raises only what ``on_result`` raises."""
+        self._queue = group_trials(trials)
+        try:
+            while self._queue or self._slots:
+                self._fill()
+                awaited = {slot.awaited: slot for slot in self._slots}
+                ready, _ = ray.wait(list(awaited), num_returns=1, timeout=_POLL_S)
+                for item in ready:
+                    self._advance(awaited[item])
+                self._give_up_waiting()
+        finally:
+            for slot in self._slots:
+                slot.close()
+        return self._failures
+
+    def _fill(self) -> None:
+        while self._queue and len(self._slots) < self._max_workers:
+            group = self._queue.pop(0)
+            placement = request_placement(group.pair, group.runtime)
+            self._slots.append(_Slot(group, placement, placement.ready(), list(group.trials)))
+
+    def _advance(self, slot: _Slot) -> None:
+        if slot.worker is None:
+            slot.start_worker()
+            return
+        try:
+            self._handle(slot, ray.get(next(slot.events)))
+        except StopIteration:
+            self._next_group(slot)
+        except RayError as error:
+            self._lost(slot, str(error))
+
+    def _handle(self, slot: _Slot, event: Progress | TrialResult | Refused) -> None:
+        if isinstance(event, Progress):
+            self._on_progress(f"{slot.group.label}: {event.done}/{event.total} prompts")
+        elif isinstance(event, TrialResult):
+            slot.unfinished.remove(event.trial)
+            self._on_result(event)
+        else:
+            self._fail(slot.unfinished, event.reason)
+            slot.unfinished = []
+
+    def _next_group(self, slot: _Slot) -> None:
+        """Keep the worker warm for the next group of its pair, or make room for another pair."""
+        key = (slot.group.pair, slot.group.runtime)
+        following = next((group for group in self._queue if (group.pair, group.runtime) == key), None)
+        if following is None:
+            self._release(slot)
+        else:
+            self._queue.remove(following)
+            slot.run(following)
+
+    def _lost(self, slot: _Slot, reason: str) -> None:
+        """The worker died, or raised what it should not.
+
+        Its trials run once more, each alone, so that one bad trial cannot take the others with it.
+        """
+        self._release(slot)
+        if slot.group.retried:
+            self._fail(slot.unfinished, f"its worker was lost twice; the second time: {reason}")
+            return
+        self._on_progress(
+            f"{slot.group.label}: the worker was lost, trying once more: {reason.strip().splitlines()[-1]}"
+        )
+        alone = [slot.group._replace(trials=(trial,), retried=True) for trial in slot.unfinished]
+        self._queue = [*alone, *self._queue]
+
+    def _give_up_waiting(self) -> None:
+        """End waits for a placement that nothing is going to end."""
+        if any(slot.worker is not None for slot in self._slots):
+            for slot in self._slots:
+                slot.waiting_since_s = monotonic()  # a running worker may yet make room
+            return
+        for slot in list(self._slots):
+            waited_s = monotonic() - slot.waiting_since_s
+            if waited_s > self._placement_timeout_s or not (self._can_grow or fits_a_node(slot.asked)):
+                self._release(slot)
+                self._fail(slot.unfinished, describe_shortage(slot.asked))
+
+    def _release(self, slot: _Slot) -> None:
+        self._slots.remove(slot)
+        slot.close()
+
+    def _fail(self, trials: Sequence[TrialSpec], reason: str) -> None:
+        self._failures += [Failure(trial, reason) for trial in trials]

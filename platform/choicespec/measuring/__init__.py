@@ -1,0 +1,1 @@
+"""What a trial found, with its interval and n."""

@@ -1,0 +1,99 @@
+"""Measure methods against plain decoding: interleaved, on the same requests, in the same process."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from choicespec.errors import TaskDataError
+from choicespec.measuring.environment import capture
+from choicespec.measuring.intervals import ratio_of_ratios, ratio_of_sums, share
+from choicespec.measuring.lossless import first_divergence
+from choicespec.records import Divergence, Measurement, Trace
+from choicespec.runtimes.runtime import Runtime
+from choicespec.spec.experiment import TrialSpec
+from choicespec.spec.method import Autoregressive
+from choicespec.tasks.prompts import Prompts
+
+_WARM_UP_TOKENS = 8
+
+
+class Progress(NamedTuple):
+    """Requests measured so far, of those that a group of trials shares."""
+
+    done: int
+    total: int
+
+
+class TrialResult(NamedTuple):
+    """A finished trial: its measurement, and the traces of method and baseline, request by request."""
+
+    trial: TrialSpec
+    measurement: Measurement
+    traces: tuple[Trace, ...]
+    baseline_traces: tuple[Trace, ...]
+
+
+def measure(runtime: Runtime, trials: Sequence[TrialSpec], prompts: Prompts) -> Iterator[Progress | TrialResult]:
+    """Measure trials that share pair, runtime and task; yields progress a request, then a result a trial.
+
+    The order in which baseline and methods run rotates from request to request, so that none always runs first.
+
+    Raises:
+        TaskDataError: no prompt is left to measure on.
+    """
+    if not prompts.requests:
+        raise TaskDataError(f"{trials[0].task.kind}: no prompt is left; left out: " + "; ".join(prompts.omitted[:5]))
+    # The baseline is one of the methods: the trial that asks for it is compared with itself, and has a speed-up of 1.
+    methods = list(dict.fromkeys([Autoregressive(), *(trial.method for trial in trials)]))
+    warm_up = prompts.requests[0]._replace(max_new_tokens=min(_WARM_UP_TOKENS, prompts.requests[0].max_new_tokens))
+    for method in methods:
+        runtime.generate(warm_up, method)
+
+    traces: list[list[Trace]] = [[] for _ in methods]
+    divergences: list[list[Divergence]] = [[] for _ in methods]
+    for done, request in enumerate(prompts.requests, start=1):
+        for turn in range(len(methods)):
+            index = (done + turn) % len(methods)
+            traces[index].append(runtime.generate(request, methods[index]))
+        for index in range(1, len(methods)):
+            found = first_divergence(request, traces[0][-1], traces[index][-1], runtime.top2_margin)
+            divergences[index] += [found] if found is not None else []
+        yield Progress(done, len(prompts.requests))
+
+    for trial in trials:
+        index = methods.index(trial.method)
+        measurement = summarise(runtime, trial, traces[index], traces[0], divergences[index], prompts.omitted)
+        yield TrialResult(trial, measurement, tuple(traces[index]), tuple(traces[0]))
+
+
+def summarise(
+    runtime: Runtime,
+    trial: TrialSpec,
+    traces: Sequence[Trace],
+    baseline_traces: Sequence[Trace],
+    divergences: Sequence[Divergence],
+    omitted: Sequence[str],
+) -> Measurement:
+    """Turn the traces of a method and of plain decoding on the same requests into a measurement."""
+    tokens = [float(t.decode_tokens) for t in traces]
+    elapsed_ms = [t.decode_ms for t in traces]
+    baseline_tokens = [float(t.decode_tokens) for t in baseline_traces]
+    baseline_ms = [t.decode_ms for t in baseline_traces]
+    accepted = [float(sum(step.accepted for step in t.steps)) for t in traces]
+    steps = [float(len(t.steps)) for t in traces]
+    proposed = sum(step.proposed for t in traces for step in t.steps)
+    propose_ms = sum(step.propose_ms for t in traces for step in t.steps)
+    return Measurement(
+        decode_tokens_per_s=ratio_of_sums(tokens, elapsed_ms, scale=1e3),
+        baseline_tokens_per_s=ratio_of_sums(baseline_tokens, baseline_ms, scale=1e3),
+        speedup=ratio_of_ratios(tokens, elapsed_ms, baseline_tokens, baseline_ms),
+        accepted_per_step=ratio_of_sums(accepted, steps),
+        match=share(len(traces) - len(divergences), len(traces)),
+        prefill_ms=ratio_of_sums([t.prefill_ms for t in traces], [1.0] * len(traces)),
+        propose_share=propose_ms / sum(elapsed_ms) if sum(elapsed_ms) else 0.0,
+        never_proposed=trial.method.drafts and proposed == 0,
+        divergences=tuple(divergences),
+        omitted=tuple(omitted),
+        measured_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        environment=capture(runtime, trial),
+    )

@@ -1,0 +1,85 @@
+"""The results folder: every finished trial on disk, found again by its fingerprint."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from choicespec.errors import ChoiceSpecError
+from choicespec.measuring.measure import TrialResult
+from choicespec.records import Measurement, Trace
+from choicespec.spec.experiment import TrialSpec
+
+_TRIAL, _MEASUREMENT, _TRACES = "trial.json", "measurement.json", "traces.parquet"
+_STEP = pa.struct(
+    {
+        "proposed": pa.int32(),
+        "accepted": pa.int32(),
+        "source": pa.string(),
+        "propose_ms": pa.float64(),
+        "verify_ms": pa.float64(),
+    }
+)
+_TRACE_SCHEMA = pa.schema(
+    {
+        "role": pa.string(),
+        "request_id": pa.string(),
+        "prompt_tokens": pa.int32(),
+        "output_ids": pa.list_(pa.int32()),
+        "prefill_tokens": pa.int32(),
+        "finish_reason": pa.string(),
+        "prefill_ms": pa.float64(),
+        "decode_ms": pa.float64(),
+        "steps": pa.list_(_STEP),
+    }
+)
+
+
+class ResultsFolder:
+    """Kept results, a folder a trial: the trial and its measurement as JSON, the traces as Parquet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, trial: TrialSpec) -> Path:
+        """Where a trial's files lie, once it has been measured."""
+        return self.folder / trial.fingerprint()
+
+    def keep(self, result: TrialResult) -> None:
+        """Write a result; a crash midway leaves the previous one, or none."""
+        final = self.path(result.trial)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.folder))
+        (partial / _TRIAL).write_text(result.trial.model_dump_json(indent=2), encoding="utf-8")
+        (partial / _MEASUREMENT).write_text(result.measurement.model_dump_json(indent=2), encoding="utf-8")
+        rows = [*_rows("method", result.traces), *_rows("baseline", result.baseline_traces)]
+        pq.write_table(pa.Table.from_pylist(rows, schema=_TRACE_SCHEMA), partial / _TRACES)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(partial, final)
+
+    def find(self, trial: TrialSpec) -> Measurement | None:
+        """A trial's measurement, or None where it has not been measured.
+
+        Raises:
+            ChoiceSpecError: the kept file is damaged or of another version of choicespec.
+        """
+        path = self.path(trial) / _MEASUREMENT
+        if not path.is_file():
+            return None
+        try:
+            return Measurement.model_validate_json(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise ChoiceSpecError(f"{path} cannot be read; delete {path.parent} to measure it again: {error}") from None
+
+    def find_all(self, trials: Sequence[TrialSpec]) -> list[tuple[TrialSpec, Measurement]]:
+        """Those of the trials that have been measured, in their order."""
+        return [(trial, found) for trial in trials if (found := self.find(trial)) is not None]
+
+
+def _rows(role: str, traces: Sequence[Trace]) -> Iterator[dict[str, object]]:
+    for trace in traces:
+        yield {"role": role, **trace._asdict(), "steps": [step._asdict() for step in trace.steps]}

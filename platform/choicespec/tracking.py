@@ -1,0 +1,140 @@
+"""MLflow: a parent run an experiment, a child run a trial. One writer, the driver."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import time
+
+import requests
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+from choicespec.errors import TrackingError
+from choicespec.records import Estimate, Measurement
+from choicespec.spec.experiment import ExperimentSpec, TrialSpec
+
+URI_VARIABLE = "MLFLOW_TRACKING_URI"
+_REACH_TIMEOUT_S = 5
+_FINGERPRINT, _MEASURED_AT, _EXPERIMENT = "fingerprint", "measured_at", "experiment"
+
+
+class ExperimentRun:
+    """The MLflow parent run of an experiment; the same specification, run again, goes on in the same run.
+
+    Args:
+        uri: the tracking URI; an ``http`` one is asked for its health first.
+
+    Raises:
+        TrackingError: here and in every method, where MLflow cannot be reached or refuses.
+    """
+
+    def __init__(self, uri: str, experiment: ExperimentSpec) -> None:
+        self._uri = uri
+        with self._explained():
+            _reach(uri)
+            self._client = MlflowClient(tracking_uri=uri)
+            found = self._client.get_experiment_by_name(experiment.name)
+            self._experiment_id = found.experiment_id if found else self._client.create_experiment(experiment.name)
+            self._run_id = self._open(experiment)
+
+    def log(self, trial: TrialSpec, measurement: Measurement, files: Path) -> None:
+        """Write a trial's parameters, metrics, tags and files as a child run, unless it is there already."""
+        with self._explained():
+            if self._has(trial, measurement):
+                return
+            tags = _tags(trial, measurement) | {MLFLOW_PARENT_RUN_ID: self._run_id}
+            run_id = self._client.create_run(self._experiment_id, tags=tags, run_name=trial.label).info.run_id
+            now_ms = int(time() * 1e3)
+            self._client.log_batch(
+                run_id,
+                metrics=[Metric(name, value, now_ms, 0) for name, value in _metrics(measurement)],
+                params=[Param(name, value) for name, value in _params(trial, measurement)],
+            )
+            self._client.log_artifacts(run_id, str(files))
+            self._client.set_terminated(run_id)
+
+    def finish(self, failures: Sequence[str]) -> None:
+        """Close the parent run; it is FAILED where trials failed, with their reasons as a text."""
+        with self._explained():
+            if failures:
+                self._client.log_text(self._run_id, "\n".join(failures), "failures.txt")
+            self._client.set_terminated(self._run_id, "FAILED" if failures else "FINISHED")
+
+    def _open(self, experiment: ExperimentSpec) -> str:
+        fingerprint = experiment.fingerprint()
+        query = f"tags.{_EXPERIMENT} = '{fingerprint}'"
+        found = self._client.search_runs([self._experiment_id], query, max_results=1)
+        if found:
+            self._client.update_run(found[0].info.run_id, status="RUNNING")
+            return str(found[0].info.run_id)
+        tags = {_EXPERIMENT: fingerprint}
+        run = self._client.create_run(self._experiment_id, tags=tags, run_name=experiment.name)
+        self._client.log_dict(run.info.run_id, experiment.model_dump(mode="json"), "experiment.json")
+        return str(run.info.run_id)
+
+    def _has(self, trial: TrialSpec, measurement: Measurement) -> bool:
+        query = (
+            f"tags.{_FINGERPRINT} = '{trial.fingerprint()}' and tags.{_MEASURED_AT} = '{measurement.measured_at}' "
+            "and attributes.status = 'FINISHED'"
+        )
+        return len(self._client.search_runs([self._experiment_id], query, max_results=1)) > 0
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (MlflowException, requests.RequestException, OSError) as error:
+            raise TrackingError(f"MLflow at {self._uri} cannot be used: {error}") from error
+
+
+def _reach(uri: str) -> None:
+    """MLflow's own client would retry for minutes before it says that nobody is there."""
+    if uri.startswith("http"):
+        requests.get(f"{uri.rstrip('/')}/health", timeout=_REACH_TIMEOUT_S).raise_for_status()
+
+
+def tracking_uri(folder: Path) -> str:
+    """``MLFLOW_TRACKING_URI``, or else a SQLite database in a folder."""
+    return os.environ.get(URI_VARIABLE) or f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+
+
+def _tags(trial: TrialSpec, measurement: Measurement) -> dict[str, str]:
+    return {
+        "pair": trial.pair.label,
+        "method": trial.method.label,
+        "task": trial.task.label,
+        "runtime": trial.runtime.kind,
+        "quantization": trial.pair.target.dtype,
+        _FINGERPRINT: trial.fingerprint(),
+        _MEASURED_AT: measurement.measured_at,
+        "git_revision": measurement.environment.git_revision,
+    }
+
+
+def _metrics(measurement: Measurement) -> Iterator[tuple[str, float]]:
+    for name in Measurement.model_fields:
+        figure = getattr(measurement, name)
+        if isinstance(figure, Estimate):
+            yield name, figure.value
+            yield f"{name}_low", figure.low
+            yield f"{name}_high", figure.high
+    yield "requests", measurement.match.n
+    yield "omitted_requests", len(measurement.omitted)
+    yield "propose_share", measurement.propose_share
+
+
+def _params(trial: TrialSpec, measurement: Measurement) -> Iterator[tuple[str, str]]:
+    """Every field of the trial and of the environment under its dotted path."""
+    yield from _flat("", trial.model_dump(mode="json"))
+    yield from _flat("environment.", measurement.environment.model_dump(mode="json"))
+
+
+def _flat(prefix: str, values: dict[str, object]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{prefix}{name}.", value)
+        else:
+            yield f"{prefix}{name}", str(value)
