@@ -5,13 +5,15 @@ from typing import Any
 
 import torch
 import transformers
+from jinja2 import TemplateError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
+from choicespec.decoding.small_blocks import use_small_blocks
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, make_proposer
-from choicespec.errors import CheckpointError, PromptTooLong, Unsupported
+from choicespec.errors import CheckpointError, PromptTooLong, TaskDataError, Unsupported
 from choicespec.records import Request, Trace
 from choicespec.runtimes.checkpoints import locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
@@ -26,9 +28,7 @@ class HfTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        template = tokenizer.chat_template
-        self.has_chat_template = template is not None
-        self.renders_tools = "tools" in str(template)
+        self.renders_tools = "tools" in str(tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = self._tokenizer.encode(text)
@@ -39,9 +39,14 @@ class HfTokenizer:
         return text
 
     def chat_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
-        text = self._tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
-        )
+        if self._tokenizer.chat_template is None:
+            raise TaskDataError("the target has no chat template; name an instruct checkpoint, or the task python_repo")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
+            )
+        except TemplateError as error:
+            raise TaskDataError(f"the target's chat template refuses a conversation: {error}") from error
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return token_ids
 
@@ -72,7 +77,7 @@ class HfRuntime:
         self.context_tokens: int = config.max_position_embeddings
         self.device = torch.cuda.get_device_name() if pair.gpus else "cpu"
         self._eos_ids = self._read_eos_ids(config)
-        self._model: Any = None
+        self.model: Any = None  # the transformers model, once ``load`` has read it
         self._target: CausalLmTarget | None = None
 
     @staticmethod
@@ -86,7 +91,7 @@ class HfRuntime:
 
     def load(self) -> None:
         """Load the weights and set the threads."""
-        if self._model is not None:
+        if self.model is not None:
             return
         torch.set_num_threads(self._spec.threads)
         target = self._pair.target
@@ -96,8 +101,9 @@ class HfRuntime:
             )
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot load {target.model!r}: {error}") from error
-        self._model = model.to("cuda" if self._pair.gpus else "cpu").eval()
-        self._target = CausalLmTarget(self._model)
+        self.model = model.to("cuda" if self._pair.gpus else "cpu").eval()
+        use_small_blocks(self.model)
+        self._target = CausalLmTarget(self.model)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
         """Decode one request greedily."""
@@ -110,7 +116,7 @@ class HfRuntime:
             )
         stop = StopRule(self._eos_ids, request.max_new_tokens, request.stop, self.tokenizer.decode)
         if isinstance(method, TransformersGenerate):
-            return generate_with_transformers(self._model, self._eos_ids, request, method, stop)
+            return generate_with_transformers(self.model, self._eos_ids, request, method, stop)
         return trace(request, decode(self._target, make_proposer(method), request, stop))
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:

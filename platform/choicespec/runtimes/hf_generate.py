@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from choicespec.decoding.small_blocks import own_linears
 from choicespec.decoding.stopping import StopRule
 from choicespec.records import Request, Step, Trace
 from choicespec.spec.method import TransformersGenerate
@@ -45,7 +46,10 @@ class _StopStrings(StoppingCriteria):
 def generate_with_transformers(
     model: Any, eos_ids: Sequence[int], request: Request, method: TransformersGenerate, stop: StopRule
 ) -> Trace:
-    """Decode one request with ``model.generate``; the pass over the prompt is the prefill, as everywhere."""
+    """Decode one request with ``model.generate`` on the model's own linear layers.
+
+    The pass over the prompt is the prefill, as everywhere; with prompt lookup it settles several tokens.
+    """
     clock = _Clock()
     block_tokens: list[int] = []
     counter = model.register_forward_pre_hook(
@@ -63,7 +67,8 @@ def generate_with_transformers(
     prompt = torch.tensor([request.prompt_ids], dtype=torch.long, device=model.device)
     started = perf_counter()
     try:
-        sequence = model.generate(prompt, generation_config=config, streamer=clock, stopping_criteria=criteria)
+        with own_linears(model):
+            sequence = model.generate(prompt, generation_config=config, streamer=clock, stopping_criteria=criteria)
     finally:
         counter.remove()
     cut = stop.cut((), sequence[0, len(request.prompt_ids) :].tolist())
