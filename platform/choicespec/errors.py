@@ -1,6 +1,7 @@
 """Errors that a person can act on: each says what was given, what is allowed and what to do next.
 
-The jobs print these without a traceback; anything else that escapes is a fault of choicespec itself.
+The jobs print these without a traceback; anything else that escapes is a fault of choicespec itself. Ray carries them
+between processes, so an error of several parts keeps the parts as its ``args``, from which pickle makes it anew.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,11 @@ class PromptTooLong(ChoiceSpecError):
     """A prompt with its new tokens does not fit into the target's context."""
 
     def __init__(self, request_id: str, prompt_tokens: int, max_new_tokens: int, context_tokens: int) -> None:
-        super().__init__(
+        super().__init__(request_id, prompt_tokens, max_new_tokens, context_tokens)
+
+    def __str__(self) -> str:
+        request_id, prompt_tokens, max_new_tokens, context_tokens = self.args
+        return (
             f"{request_id}: {prompt_tokens} prompt tokens + {max_new_tokens} new tokens exceed the target's context of "
             f"{context_tokens} tokens; shorten the prompt or lower task.max_new_tokens"
         )
@@ -36,9 +41,12 @@ class Unsupported(ChoiceSpecError):
     """A runtime cannot express a method, or not on this pair; raised before anything is loaded."""
 
     def __init__(self, runtime: str, method: str, reason: str, supported_by: Sequence[str] = ()) -> None:
-        self.supported_by = tuple(supported_by)
+        super().__init__(runtime, method, reason, tuple(supported_by))
+
+    def __str__(self) -> str:
+        runtime, method, reason, supported_by = self.args
         elsewhere = f"; supported by: {', '.join(supported_by)}" if supported_by else ""
-        super().__init__(f"runtime {runtime!r} cannot run method {method!r}: {reason}{elsewhere}")
+        return f"runtime {runtime!r} cannot run method {method!r}: {reason}{elsewhere}"
 
 
 class PlacementError(ChoiceSpecError):

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -52,8 +51,9 @@ class ResultsFolder:
     def keep(self, result: TrialResult) -> None:
         """Write a result; a crash midway leaves the previous one, or none."""
         final = self.path(result.trial)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.folder))
+        partial = final.with_name(f".{final.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)  # what a killed driver left
+        partial.mkdir(parents=True)
         (partial / _TRIAL).write_text(result.trial.model_dump_json(indent=2), encoding="utf-8")
         (partial / _MEASUREMENT).write_text(result.measurement.model_dump_json(indent=2), encoding="utf-8")
         rows = [*_rows("method", result.traces), *_rows("baseline", result.baseline_traces)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from choicespec.records import Estimate, Measurement
@@ -17,14 +18,14 @@ def result_table(rows: Sequence[tuple[TrialSpec, Measurement]], title: str) -> T
         table.add_column(name, justify="right", no_wrap=True)
     for trial, found in rows:
         table.add_row(
-            trial.pair.label,
+            escape(trial.pair.label),
             trial.runtime.kind,
-            trial.task.label,
+            escape(trial.task.label),
             trial.method.label + (" (never proposed!)" if found.never_proposed else ""),
             figure(found.decode_tokens_per_s, digits=1),
             figure(found.speedup, digits=2),
             figure(found.accepted_per_step, digits=2),
-            figure(found.match, digits=0, scale=100),
+            figure(found.match, digits=1, scale=100),
             str(found.match.n),
         )
     return table
@@ -38,7 +39,7 @@ def divergence_table(rows: Sequence[tuple[TrialSpec, Measurement]]) -> Table | N
     for trial, found in rows:
         for d in found.divergences:
             ids = (str(d.position), str(d.expected_id), str(d.found_id), f"{d.top2_margin:.2g}")
-            table.add_row(trial.pair.label, trial.method.label, d.request_id, *ids)
+            table.add_row(escape(trial.pair.label), trial.method.label, escape(d.request_id), *ids)
     return table if table.row_count else None
 
 

@@ -7,10 +7,12 @@ from typing import Any
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, make_proposer
+from choicespec.errors import PromptTooLong
 from choicespec.records import Request, Trace
 from choicespec.spec.method import MethodSpec
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
+from choicespec.tasks.tokenizer import Tokenizer
 
 _SCRIPT = "".join(f'f(x={number}, y="{number % 7}"); ' for number in range(10, 40))
 _ORDER = 24  # more than a period of the script, so that the table sees the number before
@@ -20,7 +22,6 @@ EOS_ID = 256
 class ByteTokenizer:
     """UTF-8 bytes as token ids 0-255; 256 ends a sequence. Its chat template renders tools."""
 
-    has_chat_template = True
     renders_tools = True
 
     def encode(self, text: str) -> list[int]:
@@ -86,7 +87,7 @@ class ScriptedRuntime:
     device = "none"
 
     def __init__(self, spec: ScriptedRuntimeSpec, pair: PairSpec) -> None:
-        self.tokenizer = ByteTokenizer()
+        self.tokenizer: Tokenizer = ByteTokenizer()
         self._target = TableTarget()
 
     @staticmethod
@@ -99,6 +100,9 @@ class ScriptedRuntime:
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
         """Decode one request."""
+        prompt_tokens = len(request.prompt_ids)
+        if prompt_tokens + request.max_new_tokens > self.context_tokens:
+            raise PromptTooLong(request.request_id, prompt_tokens, request.max_new_tokens, self.context_tokens)
         stop = StopRule({EOS_ID}, request.max_new_tokens, request.stop, self.tokenizer.decode)
         return trace(request, decode(self._target, make_proposer(method), request, stop))
 

@@ -5,7 +5,7 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -18,6 +18,7 @@ from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.task import ChatLog, TaskSpec
 
 AXES = ("pairs", "runtimes", "tasks", "methods")
+_Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class TrialSpec(Frozen):
@@ -47,10 +48,10 @@ def _fingerprint(spec: Frozen) -> str:
 class Matrix(Frozen):
     """A block of trials: every combination of the named entries; an axis left out takes all of its entries."""
 
-    pairs: tuple[str, ...] | None = None
-    runtimes: tuple[str, ...] | None = None
-    tasks: tuple[str, ...] | None = None
-    methods: tuple[str, ...] | None = None
+    pairs: _Names | None = None
+    runtimes: _Names | None = None
+    tasks: _Names | None = None
+    methods: _Names | None = None
 
 
 class ExperimentSpec(Frozen):
@@ -61,7 +62,7 @@ class ExperimentSpec(Frozen):
     runtimes: dict[str, RuntimeSpec] = Field(default={"hf": HfRuntimeSpec()}, min_length=1)
     tasks: dict[str, TaskSpec] = Field(min_length=1)
     methods: dict[str, MethodSpec] = Field(min_length=1)
-    matrix: tuple[Matrix, ...] = (Matrix(),)
+    matrix: tuple[Matrix, ...] = Field(default=(Matrix(),), min_length=1)
 
     @model_validator(mode="after")
     def _matrix_names_exist(self) -> Self:
@@ -133,7 +134,7 @@ def load_experiment(name: str, folder: Path) -> ExperimentSpec:
         raise SpecError(f"no experiment at {path}; known names: {known}; or give the path of a .yaml file")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or an impossible date
         raise SpecError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict):
         raise SpecError(f"{path} must hold a mapping with the fields {', '.join(ExperimentSpec.model_fields)}")
@@ -154,28 +155,34 @@ def parse_experiment(content: dict[str, Any], origin: str) -> ExperimentSpec:
 
 
 def _explain(kind: str, location: tuple[int | str, ...], message: str, context: dict[str, Any]) -> str:
-    path = ".".join(str(part) for part in location)
+    path, schema = _place(location)
     if kind == "extra_forbidden":
-        return f"{path}: unknown field; known fields: {', '.join(_fields_at(location[:-1]))}"
+        _, parent = _place(location[:-1])
+        return f"{path}: unknown field; known fields: {', '.join(parent['properties'])}"
     if kind == "union_tag_invalid":
         return f"{path}.kind: unknown kind {context['tag']!r}; known kinds: {context['expected_tags']}"
+    if kind == "union_tag_not_found":
+        return f"{path}.kind: missing; known kinds: {', '.join(map(repr, schema['discriminator']['mapping']))}"
     return f"{path}: {message.removeprefix('Value error, ')}" if path else message.removeprefix("Value error, ")
 
 
-def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """The field names allowed at a place, found by walking the JSON schema along pydantic's location."""
+def _place(location: tuple[int | str, ...]) -> tuple[str, dict[str, Any]]:
+    """The path in the YAML, and the JSON schema there, of a location of pydantic's.
+
+    pydantic's location also holds the chosen member of each union, which no one has written; the path leaves it out.
+    """
     schema = ExperimentSpec.model_json_schema()
-    definitions, node = schema["$defs"], schema
+    definitions, node, path = schema["$defs"], schema, []
     for part in location:
-        if "discriminator" in node:  # pydantic puts the tag of the chosen union member into the location
-            node = {"$ref": node["discriminator"]["mapping"][part]}
-        elif isinstance(part, int):
-            node = node["items"]
-        else:
-            node = node.get("properties", {}).get(part) or node["additionalProperties"]
+        members = node.get("discriminator", {}).get("mapping", {})
+        if part in members:
+            node = {"$ref": members[part]}
+        elif "anyOf" not in node or isinstance(part, int):
+            path.append(str(part))
+            node = node.get("items") or node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
         if "$ref" in node:
             node = definitions[node["$ref"].rsplit("/", 1)[-1]]
-    return list(node["properties"])
+    return ".".join(path), node
 
 
 def _with_digests(experiment: ExperimentSpec) -> ExperimentSpec:

@@ -11,11 +11,9 @@ class Tokenizer(Protocol):
     """Text to token ids and back, with the target's chat template.
 
     Attributes:
-        has_chat_template: False for a base model; ``chat_ids`` then raises.
         renders_tools: the chat template has a place for tools; where it has none, ``tools`` must be None.
     """
 
-    has_chat_template: bool
     renders_tools: bool
 
     def encode(self, text: str) -> list[int]:
@@ -27,5 +25,9 @@ class Tokenizer(Protocol):
         ...
 
     def chat_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
-        """The ids of a rendered conversation, up to and with the opening of the model's turn."""
+        """The ids of a rendered conversation, up to and with the opening of the model's turn.
+
+        Raises:
+            TaskDataError: there is no chat template, or it refuses these messages.
+        """
         ...

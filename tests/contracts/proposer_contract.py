@@ -1,0 +1,97 @@
+"""What every proposer promises, whatever it proposes. A proposer's test class inherits this and says its methods."""
+
+from typing import ClassVar
+
+from choicespec.drafters.registry import make_proposer
+from choicespec.records import Proposal, Request
+from choicespec.runtimes.scripted import ScriptedRuntime
+from choicespec.spec.method import Autoregressive, MethodSpec
+from choicespec.spec.pair import PairSpec, TargetSpec
+from choicespec.spec.runtime import ScriptedRuntimeSpec
+from contracts.lossless import assert_lossless
+from hypothesis import given
+from hypothesis import strategies as st
+
+# Few different tokens, so that repetitions are frequent.
+Texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+Limits = st.integers(0, 20)
+
+
+def request_of(prompt_ids: list[int]) -> Request:
+    """A request for at most as many tokens as any of these tests proposes."""
+    return Request("r", tuple(prompt_ids), max_new_tokens=64)
+
+
+class ProposerContract:
+    """The properties."""
+
+    methods: ClassVar[st.SearchStrategy[MethodSpec]]
+
+    def most_tokens(self, method: MethodSpec) -> int:
+        """k of a method."""
+        raise NotImplementedError
+
+    def draft(self, method: MethodSpec, text: list[int], limit: int) -> Proposal:
+        """What a fresh proposer proposes after a text."""
+        proposer = make_proposer(method)
+        proposer.begin(request_of(text))
+        return proposer.propose(text, limit)
+
+    @given(st.data(), Texts, Limits)
+    def test_never_more_than_k_nor_than_the_limit(self, data: st.DataObject, text: list[int], limit: int) -> None:
+        """Fails if a draft runs beyond what can be accepted, or beyond what the target's cache has room for."""
+        method = data.draw(self.methods)
+        assert len(self.draft(method, text, limit).token_ids) <= min(self.most_tokens(method), limit)
+
+    @given(st.data(), Texts)
+    def test_limit_0_gives_an_empty_draft(self, data: st.DataObject, text: list[int]) -> None:
+        """Fails if the last token of an output is drafted as well."""
+        assert self.draft(data.draw(self.methods), text, 0) == Proposal((), "")
+
+    @given(st.data(), Texts, Limits)
+    def test_a_source_is_named_exactly_where_something_is_proposed(
+        self, data: st.DataObject, text: list[int], limit: int
+    ) -> None:
+        """Fails if an empty draft is booked on a proposer, or a draft on none."""
+        found = self.draft(data.draw(self.methods), text, limit)
+        assert bool(found.source) == bool(found.token_ids)
+
+    @given(st.data(), Texts, Limits)
+    def test_the_same_text_gives_the_same_draft(self, data: st.DataObject, text: list[int], limit: int) -> None:
+        """Fails if a draft depends on the process's hash seed, the clock or the global random state."""
+        method = data.draw(self.methods)
+        assert self.draft(method, text, limit) == self.draft(method, text, limit)
+
+    @given(st.data(), Texts, Texts, Limits)
+    def test_begin_forgets_the_last_request(
+        self, data: st.DataObject, last: list[int], text: list[int], limit: int
+    ) -> None:
+        """Fails if anything of one user's request reaches the next one's drafts."""
+        method = data.draw(self.methods)
+        proposer = make_proposer(method)
+        for prompt in (last, text):
+            proposer.begin(request_of(prompt))
+            found = proposer.propose(prompt, limit)
+        assert found == self.draft(method, text, limit)
+
+    @given(st.data(), Texts, Limits)
+    def test_a_growing_text_gives_what_the_whole_text_gives(
+        self, data: st.DataObject, text: list[int], limit: int
+    ) -> None:
+        """Fails if an index that grows with the text misses, repeats or misplaces a part of it."""
+        method = data.draw(self.methods)
+        lengths = data.draw(st.sets(st.integers(1, len(text))))
+        proposer = make_proposer(method)
+        proposer.begin(request_of(text[: min(lengths, default=1)]))
+        for length in sorted(lengths):
+            assert proposer.propose(text[:length], limit) == self.draft(method, text[:length], limit)
+
+    @given(st.data(), st.text(alphabet='f(x=1234, y"); é', min_size=1, max_size=30), st.integers(1, 48))
+    def test_the_output_is_plain_decodings(self, data: st.DataObject, prompt: str, max_new_tokens: int) -> None:
+        """Fails if a draft can change what is decoded."""
+        method = data.draw(self.methods)
+        runtime = ScriptedRuntime(ScriptedRuntimeSpec(), PairSpec(target=TargetSpec(model="none")))
+        request = Request("r", tuple(prompt.encode()), max_new_tokens)
+        assert_lossless(
+            [request], lambda r: runtime.generate(r, Autoregressive()), lambda r: runtime.generate(r, method)
+        )
