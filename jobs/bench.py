@@ -22,6 +22,7 @@ from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experimen
 from choicespec.tasks.prompts import open_task
 from choicespec.tracking import ExperimentRun, tracking_uri
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 EXPERIMENTS = Path(__file__).parent / "experiments"
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ChoiceSpecError as error:
         console.print(f"error: {error}", style="red", markup=False, highlight=False)
         return 2
+    except KeyboardInterrupt:
+        console.print("interrupted; finished trials are kept, and the same command goes on with the others")
+        return 130
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -100,8 +104,8 @@ def _dry_run(experiment: ExperimentSpec, results: ResultsFolder) -> int:
             if verdict is None:
                 verdict = "measured already" if results.find(trial) else "yes"
             needs = ", ".join(f"{amount:g} {name}" for name, amount in asked.items())
-            labels = (trial.pair.label, trial.runtime.kind, trial.task.label, trial.method.label)
-            table.add_row(trial.fingerprint(), *labels, needs, verdict)
+            labels = (escape(trial.pair.label), trial.runtime.kind, trial.task.label, trial.method.label)
+            table.add_row(trial.fingerprint(), *labels, needs, escape(verdict))
     console.print(table)
     return 0
 

@@ -17,6 +17,7 @@ from choicespec.records import Estimate, Measurement
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
+_SQLITE = "sqlite:///"
 _REACH_TIMEOUT_S = 5
 _FINGERPRINT, _MEASURED_AT, _EXPERIMENT = "fingerprint", "measured_at", "experiment"
 
@@ -37,7 +38,7 @@ class ExperimentRun:
             _reach(uri)
             self._client = MlflowClient(tracking_uri=uri)
             found = self._client.get_experiment_by_name(experiment.name)
-            self._experiment_id = found.experiment_id if found else self._client.create_experiment(experiment.name)
+            self._experiment_id = found.experiment_id if found else self._create(experiment.name)
             self._run_id = self._open(experiment)
 
     def log(self, trial: TrialSpec, measurement: Measurement, files: Path) -> None:
@@ -75,12 +76,21 @@ class ExperimentRun:
         self._client.log_dict(run.info.run_id, experiment.model_dump(mode="json"), "experiment.json")
         return str(run.info.run_id)
 
+    def _create(self, name: str) -> str:
+        """A new MLflow experiment; the files of a SQLite database's runs lie beside the database."""
+        beside = None
+        if self._uri.startswith(_SQLITE):
+            beside = (Path(self._uri.removeprefix(_SQLITE)).resolve().parent / "mlartifacts" / name).as_uri()
+        return str(self._client.create_experiment(name, artifact_location=beside))
+
     def _has(self, trial: TrialSpec, measurement: Measurement) -> bool:
-        query = (
-            f"tags.{_FINGERPRINT} = '{trial.fingerprint()}' and tags.{_MEASURED_AT} = '{measurement.measured_at}' "
-            "and attributes.status = 'FINISHED'"
-        )
-        return len(self._client.search_runs([self._experiment_id], query, max_results=1)) > 0
+        """Whether the trial's run is there and whole; one that a killed driver left half written is deleted."""
+        query = f"tags.{_FINGERPRINT} = '{trial.fingerprint()}' and tags.{_MEASURED_AT} = '{measurement.measured_at}'"
+        runs = self._client.search_runs([self._experiment_id], query)
+        for run in runs:
+            if run.info.status != "FINISHED":
+                self._client.delete_run(run.info.run_id)
+        return any(run.info.status == "FINISHED" for run in runs)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -98,7 +108,7 @@ def _reach(uri: str) -> None:
 
 def tracking_uri(folder: Path) -> str:
     """``MLFLOW_TRACKING_URI``, or else a SQLite database in a folder."""
-    return os.environ.get(URI_VARIABLE) or f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+    return os.environ.get(URI_VARIABLE) or f"{_SQLITE}{folder.resolve() / 'mlflow.db'}"
 
 
 def _tags(trial: TrialSpec, measurement: Measurement) -> dict[str, str]:
