@@ -16,6 +16,8 @@ class Request(NamedTuple):
         max_new_tokens: the most tokens to decode.
         stop: strings that end the output; the token that completes one is kept.
         reference: what the task knows of the right answer, as JSON; for a validity figure, never shown to a method.
+        tools: the functions on offer, each as JSON in OpenAI's form; what a candidate set may draw on.
+        document: the name of the repository's document that the prompt is cut from; a candidate set passes it over.
     """
 
     request_id: str
@@ -23,6 +25,15 @@ class Request(NamedTuple):
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     reference: str | None = None
+    tools: tuple[str, ...] = ()
+    document: str | None = None
+
+
+class Document(NamedTuple):
+    """A text of a repository, and its name there."""
+
+    name: str
+    text: str
 
 
 class Proposal(NamedTuple):

@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from choicespec.drafters.registry import make_proposer
+from choicespec.decoding.proposer import Proposer
+from choicespec.drafters.registry import Proposers
 from choicespec.records import Proposal, Request
 from choicespec.runtimes.scripted import ScriptedRuntime
 from choicespec.spec.method import Autoregressive, MethodSpec
@@ -22,6 +23,11 @@ def request_of(prompt_ids: list[int]) -> Request:
     return Request("r", tuple(prompt_ids), max_new_tokens=64)
 
 
+def fresh(method: MethodSpec) -> Proposer:
+    """A proposer that has seen nothing, on byte tokens, without a repository."""
+    return Proposers(lambda text: list(text.encode()), tuple).of(method)
+
+
 class ProposerContract:
     """The properties."""
 
@@ -33,7 +39,7 @@ class ProposerContract:
 
     def draft(self, method: MethodSpec, text: list[int], limit: int) -> Proposal:
         """What a fresh proposer proposes after a text."""
-        proposer = make_proposer(method)
+        proposer = fresh(method)
         proposer.begin(request_of(text))
         return proposer.propose(text, limit)
 
@@ -68,7 +74,7 @@ class ProposerContract:
     ) -> None:
         """Fails if anything of one user's request reaches the next one's drafts."""
         method = data.draw(self.methods)
-        proposer = make_proposer(method)
+        proposer = fresh(method)
         for prompt in (last, text):
             proposer.begin(request_of(prompt))
             found = proposer.propose(prompt, limit)
@@ -81,7 +87,7 @@ class ProposerContract:
         """Fails if an index that grows with the text misses, repeats or misplaces a part of it."""
         method = data.draw(self.methods)
         lengths = data.draw(st.sets(st.integers(1, len(text))))
-        proposer = make_proposer(method)
+        proposer = fresh(method)
         proposer.begin(request_of(text[: min(lengths, default=1)]))
         for length in sorted(lengths):
             assert proposer.propose(text[:length], limit) == self.draft(method, text[:length], limit)

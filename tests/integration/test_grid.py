@@ -68,7 +68,7 @@ def _run(trials: Sequence[TrialSpec], on_progress: Callable[[str], None] | None 
             on_progress(line)
 
     usual = {"max_workers": 1, "placement_timeout_s": _NEVER_S, "can_grow": False}
-    grid = Grid(on_result=outcome.results.append, on_progress=listen, **(usual | options))
+    grid = Grid(outcome.results.append, on_progress=listen, on_notice=outcome.lines.append, **(usual | options))
     outcome.failures.extend(grid.run(trials))
     return outcome
 

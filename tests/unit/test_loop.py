@@ -42,6 +42,9 @@ class GuidedDrafter:
             text.append(right if self._random.random() < self._probability else (right + 1) % EOS_ID)
         return Proposal(tuple(text[len(token_ids) :]), "guided")
 
+    def finish(self, request: Request, output_ids: Sequence[int]) -> None:
+        """Nothing to learn."""
+
 
 class KeepsTooMuch(TableTarget):
     """Planted fault: one rejected token stays in the cache."""

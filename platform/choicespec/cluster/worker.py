@@ -53,6 +53,7 @@ class Worker:
             prompts = open_task(trials[0].task).prompts(self._runtime.tokenizer, self._runtime.context_tokens)
             yield Progress(0, len(prompts.requests))
             self._runtime.load()
+            self._runtime.use_repository(prompts.repository)
             yield from measure(self._runtime, trials, prompts)
         except ChoiceSpecError as error:
             yield Refused(str(error))

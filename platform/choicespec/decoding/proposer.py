@@ -21,3 +21,7 @@ class Proposer(Protocol):
             limit: what can still be accepted before the output's length is reached.
         """
         ...
+
+    def finish(self, request: Request, output_ids: Sequence[int]) -> None:
+        """Learn a request's output, for later requests; outside every step's time."""
+        ...

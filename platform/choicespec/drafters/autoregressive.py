@@ -20,3 +20,6 @@ class AutoregressiveDrafter:
     def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
         """An empty draft."""
         return _NOTHING
+
+    def finish(self, request: Request, output_ids: Sequence[int]) -> None:
+        """Nothing to learn."""

@@ -41,6 +41,9 @@ class NgramDrafter:
                 return Proposal(tuple(token_ids[found + i % period] for i in range(count)), "ngram")
         return _NOTHING
 
+    def finish(self, request: Request, output_ids: Sequence[int]) -> None:
+        """Nothing to learn: only the request's own text is looked up."""
+
     def _index_up_to(self, token_ids: Sequence[int], end: int) -> None:
         for position in range(self._indexed + 1, end + 1):
             for size in self._sizes:

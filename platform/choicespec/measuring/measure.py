@@ -45,7 +45,10 @@ def measure(runtime: Runtime, trials: Sequence[TrialSpec], prompts: Prompts) -> 
         raise TaskDataError(f"{trials[0].task.kind}: no prompt is left; left out: " + "; ".join(prompts.omitted[:5]))
     # The baseline is one of the methods: the trial that asks for it is compared with itself, and has a speed-up of 1.
     methods = list(dict.fromkeys([Autoregressive(), *(trial.method for trial in trials)]))
-    warm_up = prompts.requests[0]._replace(max_new_tokens=min(_WARM_UP_TOKENS, prompts.requests[0].max_new_tokens))
+    first = prompts.requests[0]
+    warm_up = first._replace(
+        request_id="warm-up", document=None, max_new_tokens=min(_WARM_UP_TOKENS, first.max_new_tokens)
+    )
     for method in methods:
         runtime.generate(warm_up, method)
 

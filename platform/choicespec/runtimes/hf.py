@@ -1,6 +1,6 @@
 """The transformers runtime: its models, under choicespec's own decoding loop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.small_blocks import use_small_blocks
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.registry import PROPOSERS, make_proposer
+from choicespec.drafters.registry import PROPOSERS, Proposers
 from choicespec.errors import CheckpointError, PromptTooLong, TaskDataError, Unsupported
-from choicespec.records import Request, Trace
+from choicespec.records import Document, Request, Trace
 from choicespec.runtimes.checkpoints import locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
 from choicespec.spec.method import MethodSpec, TransformersGenerate
@@ -79,6 +79,7 @@ class HfRuntime:
         self._eos_ids = self._read_eos_ids(config)
         self.model: Any = None  # the transformers model, once ``load`` has read it
         self._target: CausalLmTarget | None = None
+        self.use_repository(tuple)
 
     @staticmethod
     def refusal(pair: PairSpec, method: MethodSpec) -> str | None:
@@ -105,6 +106,10 @@ class HfRuntime:
         use_small_blocks(self.model)
         self._target = CausalLmTarget(self.model)
 
+    def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
+        """Start a task with fresh proposers."""
+        self._proposers = Proposers(self.tokenizer.encode, documents)
+
     def generate(self, request: Request, method: MethodSpec) -> Trace:
         """Decode one request greedily."""
         self.load()
@@ -117,7 +122,10 @@ class HfRuntime:
         stop = StopRule(self._eos_ids, request.max_new_tokens, request.stop, self.tokenizer.decode)
         if isinstance(method, TransformersGenerate):
             return generate_with_transformers(self.model, self._eos_ids, request, method, stop)
-        return trace(request, decode(self._target, make_proposer(method), request, stop))
+        proposer = self._proposers.of(method)
+        found = trace(request, decode(self._target, proposer, request, stop))
+        proposer.finish(request, found.output_ids)
+        return found
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""

@@ -1,11 +1,11 @@
 """What a runtime is, and the table of those there are."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from choicespec.errors import Unsupported
-from choicespec.records import Request, Trace
+from choicespec.records import Document, Request, Trace
 from choicespec.spec.method import MethodSpec
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import RuntimeSpec
@@ -37,6 +37,10 @@ class Runtime(Protocol):
         Raises:
             CheckpointError: the weights are missing or unreadable.
         """
+        ...
+
+    def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
+        """Start a task: proposers may look into its documents, and forget what they learnt from the last task."""
         ...
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:

@@ -1,14 +1,14 @@
 """The scripted runtime: a deterministic table model over bytes, for tests of everything around a model."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.registry import PROPOSERS, make_proposer
+from choicespec.drafters.registry import PROPOSERS, Proposers
 from choicespec.errors import PromptTooLong
-from choicespec.records import Request, Trace
+from choicespec.records import Document, Request, Trace
 from choicespec.spec.method import MethodSpec
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
@@ -89,6 +89,7 @@ class ScriptedRuntime:
     def __init__(self, spec: ScriptedRuntimeSpec, pair: PairSpec) -> None:
         self.tokenizer: Tokenizer = ByteTokenizer()
         self._target = TableTarget()
+        self.use_repository(tuple)
 
     @staticmethod
     def refusal(pair: PairSpec, method: MethodSpec) -> str | None:
@@ -98,13 +99,20 @@ class ScriptedRuntime:
     def load(self) -> None:
         """There are no weights."""
 
+    def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
+        """Start a task with fresh proposers."""
+        self._proposers = Proposers(self.tokenizer.encode, documents)
+
     def generate(self, request: Request, method: MethodSpec) -> Trace:
         """Decode one request."""
         prompt_tokens = len(request.prompt_ids)
         if prompt_tokens + request.max_new_tokens > self.context_tokens:
             raise PromptTooLong(request.request_id, prompt_tokens, request.max_new_tokens, self.context_tokens)
         stop = StopRule({EOS_ID}, request.max_new_tokens, request.stop, self.tokenizer.decode)
-        return trace(request, decode(self._target, make_proposer(method), request, stop))
+        proposer = self._proposers.of(method)
+        found = trace(request, decode(self._target, proposer, request, stop))
+        proposer.finish(request, found.output_ids)
+        return found
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """A table has no near-ties."""

@@ -52,6 +52,32 @@ class Ngram(Frozen):
         return f"ngram k={self.num_draft_tokens}"
 
 
+class Choice(Frozen):
+    """ChoiceSpec: pick one of a finite set of continuations, and verify it.
+
+    Attributes:
+        block_length: L, tokens of a candidate.
+        selection: ``prior`` ranks without looking at the model.
+        num_candidates: N, the most candidates of a set.
+        min_survival: a token is verified only if the prior gives it at least this probability of being accepted;
+            0 always verifies the whole candidate.
+    """
+
+    kind: Literal["choice"] = "choice"
+    block_length: int = Field(default=8, ge=1)
+    selection: Literal["prior"] = "prior"
+    num_candidates: int = Field(default=16, ge=1)
+    min_survival: float = Field(default=0.25, ge=0.0, le=1.0)
+
+    @property
+    def drafts(self) -> bool:
+        return True
+
+    @property
+    def label(self) -> str:
+        return f"choice {self.selection} L={self.block_length}"
+
+
 class TransformersGenerate(Frozen):
     """transformers' own ``generate``: a peer to compare with, never a baseline.
 
@@ -73,4 +99,4 @@ class TransformersGenerate(Frozen):
         return f"transformers prompt lookup k={self.prompt_lookup_num_tokens}"
 
 
-MethodSpec = Annotated[Autoregressive | Ngram | TransformersGenerate, Field(discriminator="kind")]
+MethodSpec = Annotated[Autoregressive | Ngram | Choice | TransformersGenerate, Field(discriminator="kind")]

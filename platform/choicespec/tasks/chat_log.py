@@ -77,7 +77,8 @@ class ChatLogTask:
                 turns = [*messages[:start], *_joined(earlier), *messages[start:]]
                 return conversation_ids(tokenizer, turns, json.loads(own.tools))
 
-            yield window.request(conversation.request_id, select, render, conversation.reference)
+            tools = [compact(tool) for tool in json.loads(conversation.tools)]
+            yield window.request(conversation.request_id, select, render, conversation.reference, tools=tools)
 
     def _others(self, own: _Conversation) -> list[str]:
         """The split's conversations that may come before this one."""

@@ -42,6 +42,8 @@ class Window(NamedTuple):
         select: Callable[[int], list[Piece]],
         render: Callable[[Sequence[Piece]], list[int]],
         reference: str | None,
+        tools: Sequence[str] = (),
+        document: str | None = None,
     ) -> Request | str:
         """The request, or a sentence that says why its prompt is left out.
 
@@ -50,13 +52,15 @@ class Window(NamedTuple):
             select: surrounding pieces for a budget, in any unit that grows with tokens.
             render: the prompt's ids among these pieces; with none of them, the shortest that the prompt can be.
             reference: what the task knows of the right answer, as JSON.
+            tools: the functions on offer, as JSON.
+            document: the document of the repository that the prompt is cut from.
         """
         ids = render(())
         if self.fills and len(ids) <= self.most_tokens:
             ids = fill(ids, self.most_tokens, select, render)
         spec = self.spec
         return self._complaint(request_id, len(ids)) or Request(
-            request_id, tuple(ids), spec.max_new_tokens, spec.stop, reference
+            request_id, tuple(ids), spec.max_new_tokens, spec.stop, reference, tuple(tools), document
         )
 
     def _complaint(self, request_id: str, prompt_tokens: int) -> str | None:

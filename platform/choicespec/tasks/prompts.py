@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar, cast
 
 from choicespec.errors import TaskDataError
-from choicespec.records import Request
+from choicespec.records import Document, Request
 from choicespec.spec.task import Split, TaskSpec
 from choicespec.tasks.tokenizer import Tokenizer
 
@@ -27,10 +27,12 @@ class Prompts(NamedTuple):
     Attributes:
         requests: at most ``limit``, in the seed's order.
         omitted: a sentence for each prompt that was left out, saying why; these do not use up the limit.
+        repository: reads the documents that the prompts are cut from, and that candidates may come from.
     """
 
     requests: tuple[Request, ...]
     omitted: tuple[str, ...]
+    repository: Callable[[], Iterable[Document]] = tuple
 
 
 class Task(Protocol):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from choicespec.errors import TaskDataError
-from choicespec.records import Request
+from choicespec.records import Document, Request
 from choicespec.spec.task import PythonRepo
 from choicespec.tasks.context import Window
 from choicespec.tasks.prompts import Prompts, gather, take_split
@@ -86,7 +86,11 @@ class PythonRepoTask:
         """See ``Task.prompts``."""
         window = Window(self._spec, context_limit_tokens)
         attempts = (self._attempt(source, body, tokenizer, window) for source, body in self._bodies())
-        return gather(attempts, self._spec.limit)
+        return gather(attempts, self._spec.limit)._replace(repository=self._documents)
+
+    def _documents(self) -> Iterator[Document]:
+        """The split's files: what the other split holds stays unseen."""
+        return (Document(source.path, "".join(source.lines)) for source in self._sources(self._files))
 
     def _bodies(self) -> Iterator[tuple[_Source, tuple[int, int]]]:
         """A function of each file; then, round by round, a further one of each file that has more."""
@@ -123,7 +127,8 @@ class PythonRepoTask:
                 lines.insert(0, _header(earliest))  # its own was cut off
             return tokenizer.encode("".join(lines) + cut.opening if window.fills else own)
 
-        return window.request(request_id, select, render, json.dumps({"completion": cut.completion}))
+        reference = json.dumps({"completion": cut.completion})
+        return window.request(request_id, select, render, reference, document=source.path)
 
     def _surroundings(self, source: _Source, cut: _Cut, most_chars: int) -> Iterator[_Line]:
         """The lines before a cut, nearest first: the file's own, then those of other files of the split."""

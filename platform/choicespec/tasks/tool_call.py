@@ -77,7 +77,7 @@ class ToolCallTask:
                     random.Random(f"{self._spec.seed}:{question.question_id}").shuffle(functions)
                 return conversation_ids(tokenizer, json.loads(question.messages), _tools(functions))
 
-            yield window.request(question.question_id, select, render, question.reference)
+            yield window.request(question.question_id, select, render, question.reference, tools=question.functions)
 
     @cached_property
     def _questions(self) -> list[_Question]:
