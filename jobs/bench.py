@@ -28,6 +28,7 @@ from rich.table import Table
 EXPERIMENTS = Path(__file__).parent / "experiments"
 HOME_VARIABLE = "CHOICESPEC_HOME"
 _PROGRESS_EVERY_S = 5.0
+_MOST_LISTED = 5
 
 console = Console(width=None if sys.stdout.isatty() else 160)
 
@@ -152,6 +153,7 @@ def _measure(
         grid = Grid(
             on_result=keep,
             on_progress=_ProgressLines(),
+            on_notice=lambda line: console.print(line, style="yellow", markup=False, highlight=False),
             max_workers=args.workers,
             placement_timeout_s=args.placement_timeout_s,
             can_grow=on_cluster(),
@@ -166,8 +168,12 @@ def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequen
         divergences = divergence_table(rows)
         if divergences is not None:
             console.print(divergences)
-    for prompt in dict.fromkeys(prompt for _, found in rows for prompt in found.omitted):
-        console.print(f"left out: {prompt}", markup=False)
+    omitted = list(dict.fromkeys(prompt for _, found in rows for prompt in found.omitted))
+    if omitted:
+        some = "\n  ".join(omitted[:_MOST_LISTED])
+        console.print(
+            f"prompts left out: {len(omitted)} (all in measurement.json)\n  {some}", markup=False, highlight=False
+        )
     for failure in failures:
         console.print(f"no result: {failure.trial.label}: {failure.reason}", style="red", markup=False, highlight=False)
     console.print(f"kept in {results.folder}; see the runs with: make ui", markup=False)

@@ -89,7 +89,8 @@ class Grid:
 
     Args:
         on_result: called in this process with each result, as soon as it is there.
-        on_progress: called with a line for people.
+        on_progress: called with a line for people at each request; most may be dropped.
+        on_notice: called with a line that people must see, such as a lost worker.
         max_workers: workers at a time. Workers on the CPU share memory bandwidth and so disturb each other's timing:
             more than one is for clusters, or for trials whose time does not matter.
         placement_timeout_s: how long a worker may wait for its GPUs while no other worker runs.
@@ -100,11 +101,12 @@ class Grid:
         self,
         on_result: Callable[[TrialResult], None],
         on_progress: Callable[[str], None],
+        on_notice: Callable[[str], None],
         max_workers: int,
         placement_timeout_s: float,
         can_grow: bool,
     ) -> None:
-        self._on_result, self._on_progress = on_result, on_progress
+        self._on_result, self._on_progress, self._on_notice = on_result, on_progress, on_notice
         self._max_workers, self._placement_timeout_s, self._can_grow = max_workers, placement_timeout_s, can_grow
         self._queue: list[Group] = []
         self._slots: list[_Slot] = []
@@ -172,9 +174,7 @@ class Grid:
         if slot.group.retried:
             self._fail(slot.unfinished, f"its worker was lost twice; the second time: {reason}")
             return
-        self._on_progress(
-            f"{slot.group.label}: the worker was lost, trying once more: {reason.strip().splitlines()[-1]}"
-        )
+        self._on_notice(f"{slot.group.label}: the worker was lost, trying once more: {reason.strip().splitlines()[-1]}")
         alone = [slot.group._replace(trials=(trial,), retried=True) for trial in slot.unfinished]
         self._queue = [*alone, *self._queue]
 
