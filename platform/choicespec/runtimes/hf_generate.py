@@ -60,7 +60,7 @@ def generate_with_transformers(
         do_sample=False,
         repetition_penalty=1.0,
         max_new_tokens=request.max_new_tokens,
-        eos_token_id=list(eos_ids),
+        eos_token_id=list(eos_ids) or None,
         pad_token_id=eos_ids[0] if eos_ids else None,
         prompt_lookup_num_tokens=method.prompt_lookup_num_tokens,
     )
