@@ -32,7 +32,7 @@ class TrialSpec(Frozen):
     @property
     def label(self) -> str:
         """For people; ``fingerprint`` is the identity."""
-        return f"{self.pair.label} | {self.task.label} | {self.method.label}"
+        return f"{self.method.label} | {self.task.label} | {self.pair.label}"
 
     def fingerprint(self) -> str:
         """The trial's identity in MLflow, in file names and on resume."""
