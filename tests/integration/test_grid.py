@@ -20,12 +20,14 @@ from choicespec.measuring.measure import TrialResult
 from choicespec.spec.experiment import TrialSpec, parse_experiment
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
+from choicespec.tracking import URI_VARIABLE
 from integration.scripted_experiments import scripted_experiment
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 _RUNTIME = ScriptedRuntimeSpec()
 _GPUS_OF_NODES = (4, 2, 2)
+_SERVER = "http://127.0.0.1:1"  # nobody there; workers are only told
 _NEVER_S = 3600.0  # longer than a test may take
 _DEADLINE_S = 120.0  # of what must happen
 _LONG = 200  # prompts that take seconds, so that a worker can be killed among them
@@ -40,6 +42,7 @@ def cluster() -> Iterator[None]:
             nodes.add_node(num_cpus=4, num_gpus=gpus, include_dashboard=False)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(ADDRESS_VARIABLE, nodes.address)
+            patch.setenv(URI_VARIABLE, _SERVER)
             with ray_session():
                 yield
     finally:
@@ -211,13 +214,15 @@ def test_one_baseline_and_one_worker(tmp_path: Path) -> None:
         assert plain.traces == plain.baseline_traces == ngram.baseline_traces  # to the last digit of each time
 
 
-def test_the_standard_librarys_platform_is_imported_in_an_actor() -> None:
-    """Fails if the worker's path, which holds the folder ``platform``, lets it hide the module."""
+def test_an_actor_has_the_drivers_server_and_the_standard_librarys_platform() -> None:
+    """Fails if the worker's path, which holds the folder ``platform``, lets it hide the module, or if a worker logs
+    elsewhere than its driver."""
     worker = WorkerActor.remote(_pair(1), _RUNTIME)
     seen = worker.__ray_call__.remote(
-        lambda _: (importlib.import_module("platform").__file__, os.environ["PYTHONPATH"])
+        lambda _: (importlib.import_module("platform").__file__, os.environ["PYTHONPATH"], os.environ[URI_VARIABLE])
     )
-    module, path = ray.get(seen, timeout=_DEADLINE_S)
+    module, path, server = ray.get(seen, timeout=_DEADLINE_S)
     ray.kill(worker)
+    assert server == _SERVER
     assert Path(module) == Path(sysconfig.get_paths()["stdlib"], "platform.py")
     assert "platform" in path.split(os.pathsep)

@@ -1,15 +1,20 @@
 """The hf runtime on the real embedded default: the outputs are plain decoding's, and the hidden states are right."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from choicespec.decoding.cache import RollbackCache
 from choicespec.decoding.causal_lm import CausalLmTarget
-from choicespec.errors import PromptTooLong
+from choicespec.errors import CheckpointError, PromptTooLong, Unsupported
 from choicespec.measuring.lossless import first_divergence
 from choicespec.records import Request
+from choicespec.runtimes.checkpoints import locate
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.spec.method import Autoregressive, Ngram, TransformersGenerate
-from choicespec.spec.pair import PairSpec
+from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import PythonRepo, ToolCall
 from choicespec.tasks.prompts import open_task
@@ -127,3 +132,29 @@ def test_bfloat16_runs_and_its_rollback_is_right() -> None:
     plain, ngram = runtime.generate(request, Autoregressive()), runtime.generate(request, Ngram())
     found = first_divergence(request, plain, ngram, runtime.top2_margin)
     assert found is None or found.top2_margin < 0.5
+
+
+def _copy_without_weights(folder: Path, **config: object) -> HfRuntime:
+    """A folder with the embedded default's tokenizer and configuration, some of it changed; opened."""
+    source = Path(locate("smollm2", None))
+    for file in source.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, folder)
+    content = json.loads((source / "config.json").read_text(encoding="utf-8")) | config
+    (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    return HfRuntime(HfRuntimeSpec(), PairSpec(target=TargetSpec(model=str(folder))))
+
+
+def test_a_pickled_checkpoint_is_never_loaded(tmp_path: Path) -> None:
+    """Fails if weights that can run code when they are read are read at all."""
+    runtime = _copy_without_weights(tmp_path)
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="safetensors"):
+        runtime.load()
+
+
+def test_a_target_whose_cache_cannot_be_cut_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    """Fails if such a target is decoded with a rollback that is silently wrong for it."""
+    layers = ["full_attention"] * 29 + ["sliding_attention"]
+    with pytest.raises(Unsupported, match="has sliding_attention layers"):
+        _copy_without_weights(tmp_path, model_type="qwen3", layer_types=layers, sliding_window=64)

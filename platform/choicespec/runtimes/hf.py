@@ -98,7 +98,10 @@ class HfRuntime:
         target = self._pair.target
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                self._checkpoint, revision=target.revision, dtype=getattr(torch, target.dtype)
+                self._checkpoint,
+                revision=target.revision,
+                dtype=getattr(torch, target.dtype),
+                use_safetensors=True,  # other weight files are pickles, which can run code
             )
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot load {target.model!r}: {error}") from error
