@@ -20,8 +20,11 @@ from choicespec.spec.task import PythonRepo, ToolCall
 from choicespec.tasks.prompts import open_task
 from contracts.runtime_contract import RuntimeContract
 
-# Repetitive enough for prompt lookup to be right often, and wrong often enough for rollback to matter.
-COUNTING = "\n".join(f"    total += weights[{i}] * values[{i}]  # term {i}" for i in range(8)) + "\n"
+# Repetitive enough for prompt lookup to be right often, and wrong at each number, so that rollback matters.
+COUNTING = "".join(f"Item {i}: apple pie and cream\n" for i in range(1, 8)) + "Item"
+
+# Drafts for this one are mostly wrong, so that what rejected tokens leave behind adds up.
+WEIGHTS = "".join(f"    total += weights[{i}] * values[{i}]  # term {i}\n" for i in range(8))
 
 
 def _open(dtype: str) -> HfRuntime:
@@ -87,7 +90,7 @@ def test_the_loop_decides_as_transformers_generate_does(smollm2: HfRuntime, look
 
 def test_a_stop_string_ends_loop_and_peer_alike(smollm2: HfRuntime) -> None:
     """The peer is timed on the same output only if it ends at the same token."""
-    request = _request(smollm2, COUNTING, 32)._replace(stop=("values[9",))
+    request = _request(smollm2, COUNTING, 32)._replace(stop=("pie and",))
     traces = [smollm2.generate(request, m) for m in (Autoregressive(), Ngram(), TransformersGenerate())]
     assert {t.finish_reason for t in traces} == {"stop"}
     assert len({t.output_ids for t in traces}) == 1
@@ -101,14 +104,15 @@ def test_hidden_states_are_those_of_the_last_kept_position(smollm2: HfRuntime, t
     target.keep(1)
     target.verify([right, 7, 7, 7])
     target.keep(1)
+    found = target.hidden_states(12)  # before the model runs again
     with torch.inference_mode():
         every_layer = smollm2.model(torch.tensor([[*prompt, anchor, right]]), output_hidden_states=True).hidden_states
-    torch.testing.assert_close(target.hidden_states(12), every_layer[12][0, -1], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found, every_layer[12][0, -1], rtol=1e-3, atol=1e-3)
 
 
 def test_a_cache_that_forgets_too_little_is_caught(smollm2: HfRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: one rejected token stays in the cache. The match check must see it."""
-    request = _request(smollm2, COUNTING, 32)
+    request = _request(smollm2, WEIGHTS, 32)
     plain = smollm2.generate(request, Autoregressive())
     right = RollbackCache.keep
     monkeypatch.setattr(RollbackCache, "keep", lambda self, length: right(self, length + 1 if length else 0))

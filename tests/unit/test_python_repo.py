@@ -103,6 +103,15 @@ def test_splits_share_no_file(repo: Path) -> None:
     assert not set(files(prompts_of(repo, split="train"))) & set(files(prompts_of(repo, split="test")))
 
 
+def test_the_repository_is_the_splits_own_files(repo: Path) -> None:
+    """Fails if candidates may come from a file of the other split, or a request's own file cannot be passed over."""
+    train, test = prompts_of(repo, split="train"), prompts_of(repo, split="test")
+    documents = {document.name: document.text for document in test.repository()}
+    assert {request.document for request in test.requests} <= set(documents)
+    assert not {request.document for request in train.requests} & set(documents)
+    assert all((repo / name).read_text() == content for name, content in documents.items())
+
+
 def test_copies_of_a_file_are_one_file(repo: Path) -> None:
     """Fails if a vendored copy brings a training file into the test split."""
     before = prompts_of(repo, split="train").requests + prompts_of(repo, split="test").requests
