@@ -49,9 +49,5 @@ class Unsupported(ChoiceSpecError):
         return f"runtime {runtime!r} cannot run method {method!r}: {reason}{elsewhere}"
 
 
-class PlacementError(ChoiceSpecError):
-    """The cluster cannot give a pair the GPUs or cores that it asks for."""
-
-
 class TrackingError(ChoiceSpecError):
     """The MLflow server cannot be reached, or refuses what is logged."""
