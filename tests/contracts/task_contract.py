@@ -51,7 +51,8 @@ class TaskContract:
 
     def test_same_seed_gives_the_same_prompts(self, prompts: PromptsOf) -> None:
         """Fails if anything depends on a set's order, on the process's hash seed or on the global random state."""
-        for settings in ({"limit": MANY}, {"context_tokens": self.filled_tokens}):
+        changes: tuple[dict[str, object], ...] = ({"limit": MANY}, {"context_tokens": self.filled_tokens})
+        for settings in changes:
             first, second = prompts(settings), prompts(settings)
             assert first.requests == second.requests
             assert first.omitted == second.omitted
