@@ -9,7 +9,7 @@ from choicespec.records import Divergence, Measurement, Request, Trace
 from choicespec.runtimes.runtime import Runtime
 from choicespec.runtimes.scripted import ScriptedRuntime
 from choicespec.spec.experiment import TrialSpec
-from choicespec.spec.method import Autoregressive, MethodSpec, Ngram
+from choicespec.spec.method import Autoregressive, Choice, MethodSpec, Ngram
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from choicespec.spec.task import ToolCall
@@ -179,3 +179,10 @@ def test_what_was_left_out_and_what_it_ran_on_are_carried() -> None:
         ScriptedRuntime.device,
     )
     assert (found.environment.threads, found.environment.dtype) == (3, "float32")
+
+
+def test_no_request_is_shown_its_own_output_by_the_warm_up() -> None:
+    """Fails if the warm-up, which decodes the first request, is learnt as another request's output."""
+    alone = PROMPTS._replace(requests=PROMPTS.requests[:1])
+    (found,) = results(ScriptedRuntime(SPEC, PAIR), Choice(min_survival=0.0), prompts=alone)
+    assert {step.source for t in found.traces for step in t.steps}.isdisjoint({"outputs"})

@@ -46,9 +46,8 @@ def measure(runtime: Runtime, trials: Sequence[TrialSpec], prompts: Prompts) -> 
     # The baseline is one of the methods: the trial that asks for it is compared with itself, and has a speed-up of 1.
     methods = list(dict.fromkeys([Autoregressive(), *(trial.method for trial in trials)]))
     first = prompts.requests[0]
-    warm_up = first._replace(
-        request_id="warm-up", document=None, max_new_tokens=min(_WARM_UP_TOKENS, first.max_new_tokens)
-    )
+    # Under its own name: what a method learns from it must be passed over when the request itself is measured.
+    warm_up = first._replace(max_new_tokens=min(_WARM_UP_TOKENS, first.max_new_tokens))
     for method in methods:
         runtime.generate(warm_up, method)
 
