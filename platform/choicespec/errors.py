@@ -49,5 +49,13 @@ class Unsupported(ChoiceSpecError):
         return f"runtime {runtime!r} cannot run method {method!r}: {reason}{elsewhere}"
 
 
+class RecordingError(ChoiceSpecError):
+    """A recording is missing, broken or of something else, or cannot be made."""
+
+
+class ScorerError(ChoiceSpecError):
+    """A scorer is missing or broken, or was trained for something else."""
+
+
 class TrackingError(ChoiceSpecError):
     """The MLflow server cannot be reached, or refuses what is logged."""

@@ -29,6 +29,24 @@ class Request(NamedTuple):
     document: str | None = None
 
 
+class TargetIdentity(Frozen):
+    """Which target: what a recording or a scorer is bound to.
+
+    Attributes:
+        weights: a digest of the configuration and of rows of the embedding, the same in every precision.
+        tokenizer: a digest of the tokenizer.
+        precision: dtype, and the quantisation where there is one.
+        hidden_size: numbers of a hidden state.
+        num_layers: decoder layers.
+    """
+
+    weights: str
+    tokenizer: str
+    precision: str
+    hidden_size: int
+    num_layers: int
+
+
 class Document(NamedTuple):
     """A text of a repository, and its name there."""
 

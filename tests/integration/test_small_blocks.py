@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from choicespec.decoding.small_blocks import SmallBlockLinear, own_linears, use_small_blocks
+from choicespec.decoding.small_blocks import SmallBlockLinear, library_kernels, use_small_blocks
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9, 64, 65])
@@ -25,6 +25,6 @@ def test_the_peer_runs_on_the_librarys_own_layers() -> None:
     use_small_blocks(model)
     kinds = [type(layer) for layer in model]
     assert kinds == [SmallBlockLinear, torch.nn.Linear]
-    with own_linears(model):
+    with library_kernels(model):
         assert {type(layer) for layer in model} == {torch.nn.Linear}
     assert [type(layer) for layer in model] == kinds

@@ -1,16 +1,20 @@
-"""Linear layers for a handful of tokens on the CPU in float32.
+"""What a pass over a handful of tokens on the CPU is made of: linear layers in float32, and attention.
 
 A pass over a short block reads every weight once, and should cost little more than a pass over one token. The library
 behind ``torch.nn.functional.linear`` does not reach that with 2 to 16 rows; the same product with the weights on the
-left comes closer (docs/lab-notes.md has the figures).
+left comes closer (docs/lab-notes.md has the figures). Attention is in ``grouped_attention``.
 
 Shapes: T tokens, I input features, O output features.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+
+from choicespec.decoding import grouped_attention
 
 _MOST_ROWS = 32
 
@@ -30,7 +34,10 @@ class SmallBlockLinear(torch.nn.Linear):
 
 
 def use_small_blocks(model: torch.nn.Module) -> None:
-    """Turn a model's plain float32 linear layers on the CPU into ``SmallBlockLinear``; others stay as they are."""
+    """Turn a model's plain float32 linear layers on the CPU into ``SmallBlockLinear``, and its attention there into
+    ``grouped_attention`` where it is the library's default; others stay as they are."""
+    if isinstance(model, PreTrainedModel) and model.device.type == "cpu" and _attention(model) == "sdpa":
+        _set_attention(model, grouped_attention.NAME)
     for module in model.modules():
         if (
             type(module) is torch.nn.Linear
@@ -41,13 +48,26 @@ def use_small_blocks(model: torch.nn.Module) -> None:
 
 
 @contextmanager
-def own_linears(model: torch.nn.Module) -> Iterator[None]:
+def library_kernels(model: torch.nn.Module) -> Iterator[None]:
     """The model as its library made it, for the length of the block."""
     swapped: list[torch.nn.Module] = [module for module in model.modules() if isinstance(module, SmallBlockLinear)]
+    grouped = isinstance(model, PreTrainedModel) and _attention(model) == grouped_attention.NAME
     for module in swapped:
         module.__class__ = torch.nn.Linear
+    if grouped:
+        _set_attention(model, "sdpa")
     try:
         yield
     finally:
         for module in swapped:
             module.__class__ = SmallBlockLinear
+        if grouped:
+            _set_attention(model, grouped_attention.NAME)
+
+
+def _attention(model: Any) -> str:
+    return str(model.config._attn_implementation)  # transformers has no public way to read it
+
+
+def _set_attention(model: Any, name: str) -> None:
+    model.set_attn_implementation(name)

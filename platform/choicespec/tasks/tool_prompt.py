@@ -5,26 +5,34 @@ from collections.abc import Iterator, Sequence
 
 from choicespec.tasks.tokenizer import Message, Tokenizer, Tool
 
-# A small model answers in prose unless the prompt holds one example turn. The example's function is named in its own
-# turn, not among the schemas: it is not on offer.
-_SYSTEM = """\
-You call functions. Answer with a JSON array of calls and nothing else, one object a call:
-[{{"name": "function_name", "arguments": {{"parameter": "value"}}}}]
+# A small model answers in prose unless one example turn shows how to call, laid out as its own turn is, and unless it
+# is reminded of the form last of all (docs/lab-notes.md, 8). The example's function stands in the example's turn alone:
+# it is not on offer.
+_SYSTEM = "You call functions. Answer with a JSON array of calls and nothing else."
+_TURN = """\
+{question}
 
-The functions on offer, one JSON schema a line:
-{schemas}"""
+Functions:
+{schemas}
+
+Answer with a JSON array of calls: [{{"name": "function_name", "arguments": {{"parameter": "value"}}}}]"""
+_CLOCK = {
+    "name": "clock",
+    "description": "The time in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "description": "The city."}},
+        "required": ["city"],
+    },
+}
 _EXAMPLE_CALLS = [{"name": "clock", "arguments": {"city": city}} for city in ("Oslo", "Lima")]
-_EXAMPLE: tuple[Message, ...] = (
-    {"role": "user", "content": "Example, with a function clock(city): What time is it in Oslo and in Lima?"},
-    {"role": "assistant", "content": json.dumps(_EXAMPLE_CALLS)},
-)
 
 
 def conversation_ids(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
     """The ids of a conversation with tools on offer.
 
-    The chat template renders the tools. Where it has no place for them, a system prompt holds the schemas and says how
-    to call, and one example turn shows it.
+    The chat template renders the tools. Where it has no place for them, the user's last turn holds the schemas and says
+    how to call, and one example turn before shows it.
 
     Args:
         tokenizer: the target's.
@@ -38,9 +46,18 @@ def conversation_ids(tokenizer: Tokenizer, messages: Sequence[Message], tools: S
         return tokenizer.chat_ids(turns, None)
     own = [turn["content"] for turn in turns if turn["role"] == "system"]
     rest = [turn for turn in turns if turn["role"] != "system"]
+    last = max(index for index, turn in enumerate(rest) if turn["role"] == "user")
+    rest[last] = _asking(rest[last]["content"], tools)
+    example = [
+        _asking("What time is it in Oslo and in Lima?", [_CLOCK]),
+        {"role": "assistant", "content": json.dumps(_EXAMPLE_CALLS)},
+    ]
+    return tokenizer.chat_ids([{"role": "system", "content": "\n\n".join([*own, _SYSTEM])}, *example, *rest], None)
+
+
+def _asking(question: str, tools: Sequence[Tool]) -> Message:
     schemas = "\n".join(compact(tool.get("function", tool)) for tool in tools)
-    system = "\n\n".join([*own, _SYSTEM.format(schemas=schemas)])
-    return tokenizer.chat_ids([{"role": "system", "content": system}, *_EXAMPLE, *rest], None)
+    return {"role": "user", "content": _TURN.format(question=question, schemas=schemas)}
 
 
 def compact(value: object) -> str:

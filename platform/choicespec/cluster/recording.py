@@ -1,0 +1,99 @@
+"""Record a task on the cluster: a Ray task a chunk of requests, which a worker's warm target answers as one batch."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayTaskError
+
+from choicespec.cluster.placement import bundle, describe_shortage, fits_a_node
+from choicespec.errors import ChoiceSpecError, RecordingError
+from choicespec.recordings import RecordingFolder, RecordingManifest, pack
+from choicespec.records import Request
+from choicespec.runtimes.hf import HfRuntime
+from choicespec.spec.pair import PairSpec
+from choicespec.spec.runtime import HfRuntimeSpec
+from choicespec.spec.task import TaskSpec
+from choicespec.tasks.prompts import Prompts
+
+
+class Wanted(NamedTuple):
+    """What is recorded, and where it is kept."""
+
+    pair: PairSpec
+    runtime: HfRuntimeSpec
+    task: TaskSpec
+    layers: tuple[int, ...]
+    folder: RecordingFolder
+
+
+def record(
+    wanted: Wanted,
+    prompts: Prompts,
+    opened: HfRuntime,
+    batch_size: int,
+    on_progress: Callable[[str], None],
+    can_grow: bool = False,
+) -> None:
+    """Record what is missing. What has been recorded is kept whatever happens, and is not recorded again.
+
+    Args:
+        wanted: the pair and task.
+        prompts: the task's prompts.
+        opened: the runtime, without its weights.
+        batch_size: requests decoded together.
+        on_progress: called with a line for people.
+        can_grow: an autoscaler may add nodes, so that resources no node has now are waited for.
+
+    Raises:
+        RecordingError: a chunk could not be recorded, or nothing here can hold the pair.
+    """
+    if not prompts.requests:
+        raise RecordingError(f"{wanted.task.label}: no prompt fits: {'; '.join(prompts.omitted[:3])}")
+    if not (can_grow or fits_a_node(bundle(wanted.pair, wanted.runtime))):
+        raise RecordingError(describe_shortage(bundle(wanted.pair, wanted.runtime)))
+    chunks = _chunks(prompts.requests, batch_size)
+    manifest = RecordingManifest(
+        target=opened.identity,
+        task=wanted.task,
+        layers=wanted.layers,
+        chunks=tuple(tuple(request.request_id for request in chunk) for chunk in chunks),
+        request_ids=tuple(request.request_id for request in prompts.requests),
+    )
+    missing = wanted.folder.begin(manifest)
+    pending = {_submit(wanted, chunks[index]): index for index in missing}
+    done = len(chunks) - len(missing)
+    try:
+        while pending:
+            on_progress(f"recording {wanted.task.label} ({wanted.task.split}): {done}/{len(chunks)} chunks")
+            [ready], _ = ray.wait(list(pending), num_returns=1)
+            wanted.folder.add(pending.pop(ready), ray.get(ready))
+            done += 1
+    except RayTaskError as error:
+        cause = error.cause if isinstance(error.cause, ChoiceSpecError) else error
+        raise RecordingError(f"{wanted.task.label}: {cause}") from error
+    finally:
+        for reference in pending:
+            ray.cancel(reference, force=True)
+
+
+def _chunks(requests: Sequence[Request], batch_size: int) -> list[list[Request]]:
+    """Requests of similar length together: the shorter are padded to the longest."""
+    ordered = sorted(requests, key=lambda request: len(request.prompt_ids))
+    return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
+
+
+def _submit(wanted: Wanted, requests: list[Request]) -> Any:
+    options = {"num_cpus": wanted.runtime.threads, "num_gpus": wanted.pair.gpus, "max_retries": 2}
+    return _record_chunk.options(**options).remote(wanted.pair, wanted.runtime, requests, wanted.layers)
+
+
+@lru_cache(maxsize=1)
+def _warm(pair: PairSpec, runtime: HfRuntimeSpec) -> HfRuntime:
+    return HfRuntime(runtime, pair)
+
+
+@ray.remote
+def _record_chunk(pair: PairSpec, runtime: HfRuntimeSpec, requests: list[Request], layers: tuple[int, ...]) -> bytes:
+    return pack(_warm(pair, runtime).record(requests, layers))
