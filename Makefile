@@ -5,10 +5,19 @@ INSTALLED := .venv/installed
 export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo peers ui test test-gpu check format
+.PHONY: demo scorer scorer-table live peers ui test test-gpu check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
 	$(BIN)/python -m jobs.bench smollm2
+
+scorer: $(INSTALLED)          ## train the scorer that ships for the embedded default anew; an hour
+	$(BIN)/python -m jobs.train scorer scorer --output platform/choicespec/scorer/shipped/2f417f72770849a3
+
+scorer-table: $(INSTALLED)    ## the scorer beside prior, oracle, ablations and the published table; an hour more
+	$(BIN)/python -m jobs.train evaluate scorer
+
+live: $(INSTALLED)            ## the scorer against prior, prompt lookup and transformers' own, on 48 held-out prompts a task
+	$(BIN)/python -m jobs.bench scorer
 
 peers: $(INSTALLED)           ## choicespec's loop beside transformers' own generate, in alternation
 	$(BIN)/python -m jobs.bench peers

@@ -1,36 +1,32 @@
 """Measure an experiment: ``python -m jobs.bench NAME``, here or under ``ray job submit``."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from time import monotonic
 
-from choicespec.cluster.connect import is_submitted, on_cluster, ray_session
+from choicespec.cluster.connect import on_cluster, ray_session
 from choicespec.cluster.grid import Failure, Grid
 from choicespec.cluster.placement import bundle, describe_shortage, fits_a_node
 from choicespec.errors import ChoiceSpecError, TrackingError
 from choicespec.measuring.measure import TrialResult
 from choicespec.records import Measurement
+from choicespec.reports.scorer_table import scorer_table
 from choicespec.reports.tables import divergence_table, result_table
 from choicespec.results import ResultsFolder
 from choicespec.runtimes.checkpoints import check_checkpoint
+from choicespec.runtimes.hf import scorer_of
 from choicespec.runtimes.runtime import check_supported
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
+from choicespec.spec.method import uses_scorer
 from choicespec.tasks.prompts import open_task
 from choicespec.tracking import ExperimentRun, tracking_uri
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-EXPERIMENTS = Path(__file__).parent / "experiments"
-HOME_VARIABLE = "CHOICESPEC_HOME"
-_PROGRESS_EVERY_S = 5.0
-_MOST_LISTED = 5
+from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say
 
-console = Console(width=None if sys.stdout.isatty() else 160)
+_MOST_LISTED = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,14 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         experiment = load_experiment(args.experiment, EXPERIMENTS).narrowed(
             limit=args.limit, tasks=args.tasks, methods=args.methods
         )
-        results = ResultsFolder(_home() / "results" / experiment.name)
+        results = ResultsFolder(home() / "results" / experiment.name)
         if args.dry_run:
             return _dry_run(experiment, results)
         if args.log_only:
             return _log_only(experiment, results)
         return _bench(experiment, results, args)
     except ChoiceSpecError as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False)
+        say(f"error: {error}", "red")
         return 2
     except KeyboardInterrupt:
         console.print("interrupted; finished trials are kept, and the same command goes on with the others")
@@ -68,13 +64,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--placement-timeout-s", type=float, default=120.0, help="how long a worker may wait for GPUs")
     return parser.parse_args(arguments)
-
-
-def _home() -> Path:
-    """Where results and the default MLflow database lie: beside the working directory, unless that is a job's snapshot,
-    which goes with the job."""
-    default = Path.home() / ".choicespec" if is_submitted() else Path()
-    return Path(os.environ.get(HOME_VARIABLE, default))
 
 
 def _check_tasks(experiment: ExperimentSpec) -> None:
@@ -115,11 +104,11 @@ def _log_only(experiment: ExperimentSpec, results: ResultsFolder) -> int:
     kept = results.find_all(experiment.trials())
     if not kept:
         raise ChoiceSpecError(f"no kept results of {experiment.name} in {results.folder}; run without --log-only first")
-    run = ExperimentRun(tracking_uri(_home()), experiment)
+    run = ExperimentRun(tracking_uri(home()), experiment)
     for trial, measurement in kept:
         run.log(trial, measurement, results.path(trial))
     run.finish([])
-    console.print(f"logged {len(kept)} trials to {tracking_uri(_home())}")
+    console.print(f"logged {len(kept)} trials to {tracking_uri(home())}")
     return 0
 
 
@@ -152,8 +141,8 @@ def _measure(
     with ray_session():
         grid = Grid(
             on_result=keep,
-            on_progress=_ProgressLines(),
-            on_notice=lambda line: console.print(line, style="yellow", markup=False, highlight=False),
+            on_progress=ProgressLines(),
+            on_notice=lambda line: say(line, "yellow"),
             max_workers=args.workers,
             placement_timeout_s=args.placement_timeout_s,
             can_grow=on_cluster(),
@@ -168,6 +157,9 @@ def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequen
         divergences = divergence_table(rows)
         if divergences is not None:
             console.print(divergences)
+    for pair in dict.fromkeys(trial.pair for trial, _ in rows if uses_scorer(trial.method)):
+        manifest = scorer_of(pair)
+        console.print(scorer_table(manifest.held_out, manifest.target.num_layers, "the scorer, as it was saved"))
     omitted = list(dict.fromkeys(prompt for _, found in rows for prompt in found.omitted))
     if omitted:
         some = "\n  ".join(omitted[:_MOST_LISTED])
@@ -175,7 +167,7 @@ def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequen
             f"prompts left out: {len(omitted)} (all in measurement.json)\n  {some}", markup=False, highlight=False
         )
     for failure in failures:
-        console.print(f"no result: {failure.trial.label}: {failure.reason}", style="red", markup=False, highlight=False)
+        say(f"no result: {failure.trial.label}: {failure.reason}", "red")
     console.print(f"kept in {results.folder}; see the runs with: make ui", markup=False)
 
 
@@ -186,7 +178,7 @@ class _Log:
         self._results = results
         self._run: ExperimentRun | None = None
         with self._or_go_on():
-            self._run = ExperimentRun(tracking_uri(_home()), experiment)
+            self._run = ExperimentRun(tracking_uri(home()), experiment)
 
     def write(self, trial: TrialSpec, measurement: Measurement) -> None:
         """Log a kept trial."""
@@ -207,19 +199,7 @@ class _Log:
         except TrackingError as error:
             self._run = None
             later = f"results are kept in {self._results.folder}; log them later with --log-only"
-            console.print(f"{error}\n{later}", style="yellow", markup=False, highlight=False)
-
-
-class _ProgressLines:
-    """Prints progress, but no more than a line every few seconds."""
-
-    def __init__(self) -> None:
-        self._printed_s = -_PROGRESS_EVERY_S
-
-    def __call__(self, line: str) -> None:
-        if monotonic() - self._printed_s >= _PROGRESS_EVERY_S:
-            console.print(line, markup=False, highlight=False)
-            self._printed_s = monotonic()
+            say(f"{error}\n{later}", "yellow")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Recordings: what the target says to each prompt of a task, and its hidden states while it says it.
 
-A recording is a folder: a manifest, and chunks of some requests each as safetensors. A token of output takes hidden size x
-layers x 2 bytes, and 8 beside.
+A recording is a folder: a manifest, and chunks of some requests each as safetensors. A token of output takes hidden
+size x layers x 2 bytes, and 8 beside.
 
 Shapes: T output tokens of a request, H hidden size.
 """

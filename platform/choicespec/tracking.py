@@ -1,7 +1,7 @@
 """MLflow: a parent run an experiment, a child run a trial. One writer, the driver."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import time
@@ -14,6 +14,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from choicespec.errors import TrackingError
 from choicespec.records import Estimate, Measurement
+from choicespec.scorer.table import Row
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
@@ -54,6 +55,20 @@ class ExperimentRun:
                 metrics=[Metric(name, value, now_ms, 0) for name, value in _metrics(measurement)],
                 params=[Param(name, value) for name, value in _params(trial, measurement)],
             )
+            self._client.log_artifacts(run_id, str(files))
+            self._client.set_terminated(run_id)
+
+    def log_scorer(
+        self, name: str, params: Mapping[str, str], losses: Sequence[float], rows: Sequence[Row], files: Path
+    ) -> None:
+        """Write a fitted scorer as a child run: the loss of each epoch, its figures on held-out prompts, its files."""
+        with self._explained():
+            tags = {MLFLOW_PARENT_RUN_ID: self._run_id, "kind": "scorer"}
+            run_id = self._client.create_run(self._experiment_id, tags=tags, run_name=name).info.run_id
+            now_ms = int(time() * 1e3)
+            metrics = [Metric("loss", loss, now_ms, epoch) for epoch, loss in enumerate(losses, start=1)]
+            metrics += [Metric(key, value, now_ms, 0) for row in rows for key, value in _scorer_metrics(row)]
+            self._client.log_batch(run_id, metrics, [Param(key, value) for key, value in params.items()])
             self._client.log_artifacts(run_id, str(files))
             self._client.set_terminated(run_id)
 
@@ -117,7 +132,7 @@ def _tags(trial: TrialSpec, measurement: Measurement) -> dict[str, str]:
         "method": trial.method.label,
         "task": trial.task.label,
         "runtime": trial.runtime.kind,
-        "quantization": trial.pair.target.dtype,
+        "quantization": trial.pair.target.precision,
         _FINGERPRINT: trial.fingerprint(),
         _MEASURED_AT: measurement.measured_at,
         "git_revision": measurement.environment.git_revision,
@@ -134,6 +149,17 @@ def _metrics(measurement: Measurement) -> Iterator[tuple[str, float]]:
     yield "requests", measurement.match.n
     yield "omitted_requests", len(measurement.omitted)
     yield "propose_share", measurement.propose_share
+
+
+def _scorer_metrics(row: Row) -> Iterator[tuple[str, float]]:
+    for who in ("prior", "scorer", "oracle"):
+        ranking = getattr(row.found, who)
+        for figure in type(ranking).model_fields:
+            yield f"{row.task}.{who}.{figure}", getattr(ranking, figure).value
+    yield f"{row.task}.gap_closed", row.found.gap_closed
+    yield f"{row.task}.gap_closed_on_path", row.found.gap_closed_on_path
+    yield f"{row.task}.calibration_error_tokens", row.found.calibration_error_tokens
+    yield f"{row.task}.held_out_prompts", row.found.scorer.accepted.n
 
 
 def _params(trial: TrialSpec, measurement: Measurement) -> Iterator[tuple[str, str]]:

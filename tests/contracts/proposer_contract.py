@@ -1,10 +1,12 @@
 """What every proposer promises, whatever it proposes. A proposer's test class inherits this and says its methods."""
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, NoReturn
 
 from choicespec.decoding.proposer import Proposer
-from choicespec.drafters.registry import Proposers
-from choicespec.records import Proposal, Request
+from choicespec.decoding.step_cost import StepCosts
+from choicespec.drafters.registry import Proposers, TargetSide
+from choicespec.records import Document, Proposal, Request
 from choicespec.runtimes.scripted import ScriptedRuntime
 from choicespec.spec.method import Autoregressive, MethodSpec
 from choicespec.spec.pair import PairSpec, TargetSpec
@@ -17,15 +19,23 @@ from hypothesis import strategies as st
 Texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 Limits = st.integers(0, 20)
 
+# Steep enough for a draft to be cut where it becomes unlikely.
+COSTS = StepCosts((1, 2, 5, 17), (1.0, 1.1, 2.0, 6.0))
+
 
 def request_of(prompt_ids: list[int]) -> Request:
     """A request for at most as many tokens as any of these tests proposes."""
     return Request("r", tuple(prompt_ids), max_new_tokens=64)
 
 
-def fresh(method: MethodSpec) -> Proposer:
-    """A proposer that has seen nothing, on byte tokens, without a repository."""
-    return Proposers(lambda text: list(text.encode()), tuple).of(method)
+def _no_scorer() -> NoReturn:
+    raise AssertionError("bytes have no hidden states")
+
+
+def fresh(method: MethodSpec, documents: Iterable[Document] = ()) -> Proposer:
+    """A proposer that has seen nothing, on byte tokens."""
+    side = TargetSide(encode=lambda text: list(text.encode()), step_costs=lambda: COSTS, scorer=_no_scorer)
+    return Proposers(side, lambda: documents).of(method)
 
 
 class ProposerContract:

@@ -1,8 +1,10 @@
-"""The linear layers for short blocks compute what the library's own compute."""
+"""The linear layers and the attention for short blocks compute what the library's own compute."""
 
 import pytest
 import torch
+from choicespec.decoding.grouped_attention import NAME
 from choicespec.decoding.small_blocks import SmallBlockLinear, library_kernels, use_small_blocks
+from integration.small_checkpoints import small_llama
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9, 64, 65])
@@ -28,3 +30,31 @@ def test_the_peer_runs_on_the_librarys_own_layers() -> None:
     with library_kernels(model):
         assert {type(layer) for layer in model} == {torch.nn.Linear}
     assert [type(layer) for layer in model] == kinds
+
+
+def test_the_peer_runs_with_the_librarys_own_attention() -> None:
+    """Otherwise the peer is measured with choicespec's attention; or the loop, after the peer, without it."""
+    model = small_llama()
+    block = torch.arange(9)[None]
+    with torch.inference_mode():
+        expected = model(block).logits
+        use_small_blocks(model)
+        assert model.config._attn_implementation == NAME
+        torch.testing.assert_close(model(block).logits, expected, rtol=1e-4, atol=1e-4)
+        with library_kernels(model):
+            assert model.config._attn_implementation == "sdpa"
+            torch.testing.assert_close(model(block).logits, expected, rtol=0, atol=0)
+        assert model.config._attn_implementation == NAME
+        with pytest.raises(ZeroDivisionError), library_kernels(model):
+            raise ZeroDivisionError
+        assert model.config._attn_implementation == NAME
+
+
+def test_an_attention_that_was_chosen_stays() -> None:
+    """Fails if a model that needs another attention than the library's default is given choicespec's."""
+    model = small_llama(attn_implementation="eager")
+    use_small_blocks(model)
+    assert model.config._attn_implementation == "eager"
+    with library_kernels(model):
+        assert model.config._attn_implementation == "eager"
+    assert model.config._attn_implementation == "eager"

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from choicespec.measuring.intervals import ratio_of_ratios, ratio_of_sums, share
+from choicespec.intervals import ratio_of_ratios, ratio_of_sums, share
 from choicespec.records import Estimate
 
 

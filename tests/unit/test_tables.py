@@ -3,7 +3,7 @@
 from io import StringIO
 
 import pytest
-from choicespec.measuring.intervals import share
+from choicespec.intervals import share
 from choicespec.records import Divergence, Environment, Estimate, Measurement
 from choicespec.reports.tables import divergence_table, figure, result_table
 from choicespec.spec.experiment import TrialSpec

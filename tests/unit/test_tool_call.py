@@ -184,17 +184,96 @@ def test_a_parameter_named_type_stays_a_parameter() -> None:
     }
 
 
-def test_a_template_without_tools_gets_them_in_the_system_prompt() -> None:
-    """Fails if schemas are lost, if there are two system prompts, or if no example turn is given."""
+AREA = {"name": "area", "parameters": {"type": "object", "properties": {"größe": {"type": "number"}}}}
+NOON = {"name": "noon", "description": "{no} place holder"}
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": AREA}, {"type": "function", "function": NOON}]
+FORM = '[{"name": "function_name", "arguments": {"parameter": "value"}}]'
+
+
+def asked(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = TOOLS) -> list[Mapping[str, Any]]:
+    """What a template without tools is given to render."""
     tokenizer = Plain()
-    tools = [{"type": "function", "function": {"name": "area", "parameters": {"type": "object"}}}]
-    conversation_ids(tokenizer, [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], tools)
-    roles = [message["role"] for message in tokenizer.messages]
-    assert roles == ["system", "user", "assistant", "user"]
-    assert tokenizer.messages[0]["content"].startswith("Be brief.\n")
-    assert '{"name": "area"' in tokenizer.messages[0]["content"]
-    assert json.loads(tokenizer.messages[2]["content"])
-    assert tokenizer.messages[-1]["content"] == "Hi"
+    conversation_ids(tokenizer, messages, tools)
+    return list(tokenizer.messages)
+
+
+def test_a_template_without_tools_gets_them_in_the_users_last_turn() -> None:
+    """Fails if the question or a schema is lost or rewritten, if the form of the answer is not what is read last, or if
+    the function of the example is on offer as well."""
+    question = "What {is} the área?"
+    messages = [{"role": "user", "content": question}]
+    bare: list[dict[str, Any]] = [AREA, NOON]
+    for tools in (TOOLS, bare):  # TOOLS are wrapped as OpenAI does
+        last = asked(messages, tools)[-1]
+        assert last["role"] == "user"
+        lines = last["content"].splitlines()
+        assert lines[0] == question
+        assert [json.loads(line) for line in lines if line.startswith("{")] == [AREA, NOON]
+        assert '"größe"' in last["content"]
+        assert lines[-1].endswith(FORM)
+        assert "clock" not in last["content"]
+
+
+def test_earlier_turns_stay_as_they_are() -> None:
+    """Fails if schemas stand in an earlier turn, far from the answer, or in each of them."""
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Area?"},
+    ]
+    rendered = asked(turns)
+    assert [message["role"] for message in rendered] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert rendered[3:5] == turns[:2]
+    assert [number for number, message in enumerate(rendered) if '"area"' in message["content"]] == [5]
+
+
+def test_the_example_is_a_question_of_the_same_form_with_its_answer() -> None:
+    """Fails if a model is shown another layout than it is asked in, or an answer of another form."""
+    _, example, answer, last = asked([{"role": "user", "content": "Area?"}])
+    assert (example["role"], answer["role"]) == ("user", "assistant")
+    calls = json.loads(answer["content"])
+    assert {(call["name"], *call) for call in calls} == {("clock", "name", "arguments")}
+    [offered] = [json.loads(line) for line in example["content"].splitlines() if line.startswith("{")]
+    assert offered["name"] == "clock"
+    assert all(set(call["arguments"]) == set(offered["parameters"]["properties"]) for call in calls)
+
+    def layout(turn: Mapping[str, Any]) -> list[str]:
+        """The lines that are the same for every question and every number of schemas."""
+        return [line for line in turn["content"].splitlines()[1:] if not line.startswith("{")]
+
+    assert layout(example) == layout(last)
+
+
+def test_system_messages_stay_in_front() -> None:
+    """Fails if what a conversation's own system prompts say is lost or comes after the example, or if there are two
+    system turns, which many templates refuse."""
+    system, *rest = asked(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+            {"role": "system", "content": "Be {kind}."},
+            {"role": "user", "content": "Area?"},
+        ]
+    )
+    assert system["role"] == "system"
+    assert system["content"].startswith("Be brief.\n\nBe {kind}.\n\n")
+    assert "JSON array of calls" in system["content"]
+    assert "system" not in {message["role"] for message in rest}
+    assert not any("Be brief." in message["content"] for message in rest)
+
+
+def test_the_result_of_a_call_may_be_the_last_turn() -> None:
+    """Fails if a model that is to go on from a result has the schemas only before it."""
+    call = {"type": "function", "function": {"name": "area", "arguments": {"größe": 3}}}
+    last = asked(
+        [
+            {"role": "user", "content": "Area?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "4.5"},
+        ]
+    )[-1]
+    assert last["role"] == "user"
+    assert all(part in last["content"] for part in ("4.5", '"area"', '"noon"', FORM))
 
 
 def test_a_template_without_tools_gets_calls_and_results_as_text() -> None:

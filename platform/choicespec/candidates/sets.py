@@ -105,6 +105,13 @@ class Candidate(NamedTuple):
         )
 
 
+class Ranked(NamedTuple):
+    """The chosen candidate, and the probability that each of its prefixes is accepted, shortest first."""
+
+    candidate: Candidate
+    survival: Sequence[float]
+
+
 class _Votes(NamedTuple):
     """Occurrences that vote, heaviest first: a column each."""
 

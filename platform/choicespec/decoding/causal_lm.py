@@ -16,19 +16,23 @@ class CausalLmTarget:
 
     Args:
         model: a full-attention ``AutoModelForCausalLM`` in evaluation mode.
-        hidden_layers: the decoder layers whose hidden states are kept, counted from 1; ``hidden_states`` reads them.
     """
 
-    def __init__(self, model: Any, hidden_layers: Sequence[int] = ()) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
         self._cache = RollbackCache()
         self._length = 0  # tokens in the cache before the block just verified
+        self._watched: set[int] = set()
         self._hidden_TH: dict[int, torch.Tensor] = {}
         self._last_kept = 0
-        layers = model.get_decoder().layers
-        for layer in hidden_layers:
-            if not 1 <= layer <= len(layers):
-                raise ValueError(f"hidden layer {layer} is not one of the target's layers 1 to {len(layers)}")
+
+    def watch(self, layer: int) -> None:
+        """Keep a decoder layer's hidden states from now on; layers are counted from 1."""
+        layers = self._model.get_decoder().layers
+        if not 1 <= layer <= len(layers):
+            raise ValueError(f"hidden layer {layer} is not one of the target's layers 1 to {len(layers)}")
+        if layer not in self._watched:
+            self._watched.add(layer)
             layers[layer - 1].register_forward_hook(self._keep_hidden(layer))
 
     def prefill(self, prompt_ids: Sequence[int]) -> int:
@@ -49,7 +53,7 @@ class CausalLmTarget:
         self._last_kept = num_tokens - 1
 
     def hidden_states(self, layer: int) -> torch.Tensor:
-        """The (H,) output of a decoder layer at the last token in the cache, which is the one before the anchor."""
+        """The (H,) output of a watched layer at the last token in the cache, which is the one before the anchor."""
         return self._hidden_TH[layer][self._last_kept]
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:

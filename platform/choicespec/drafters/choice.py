@@ -1,55 +1,85 @@
 """Finite candidate sets: the best candidate is verified as a draft."""
 
-import json
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from typing import Protocol
 
-from choicespec.candidates.schemas import answer_texts
-from choicespec.candidates.sets import CandidateSets
-from choicespec.candidates.sources import Store
+from choicespec.candidates.request import RequestCandidates
+from choicespec.candidates.sets import Candidate, Ranked
+from choicespec.decoding.step_cost import StepCosts, best_length
 from choicespec.records import Proposal, Request
-from choicespec.spec.method import Choice
 
-MOST_OUTPUT_TOKENS = 10_000_000  # of the target's earlier outputs; about 84 MB
 _NOTHING = Proposal((), "")
+_REMEMBERED = 0.95  # of the running rate, a step
+
+
+class Ranker(Protocol):
+    """Chooses one of a set; ``scorer.ranker`` reads the target's hidden state for it."""
+
+    def best(self, candidates: Sequence[Candidate], anchor: int) -> Ranked:
+        """The choice among one or more candidates, best prior first, that follow the anchor."""
+        ...
+
+
+class PriorRanker:
+    """Chooses what the prior ranks first."""
+
+    def best(self, candidates: Sequence[Candidate], anchor: int) -> Ranked:
+        """See ``Ranker.best``."""
+        return Ranked(candidates[0], candidates[0].survival)
+
+
+class Survival:
+    """Verifies each token that survives with at least a fixed probability."""
+
+    def __init__(self, least: float) -> None:
+        self._least = least
+
+    def length(self, survival: Sequence[float]) -> int:
+        """Draft tokens to verify."""
+        return sum(1 for _ in takewhile(lambda probability: probability >= self._least, survival))
+
+
+class ByCost:
+    """Verifies as many tokens as pay, by what a verification costs and the rate expected of the last steps."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        self._costs = costs
+        self._tokens, self._ms = 1.0, costs.of(1)
+
+    def length(self, survival: Sequence[float]) -> int:
+        """Draft tokens to verify."""
+        length = best_length(survival, self._costs, self._tokens / self._ms)
+        self._tokens = _REMEMBERED * self._tokens + 1 + sum(survival[:length])
+        self._ms = _REMEMBERED * self._ms + self._costs.of(length + 1)
+        return length
 
 
 class ChoiceDrafter:
-    """Proposes the candidate with the largest prior, up to where it is too unlikely to be accepted.
-
-    The sets are drawn from the request's text, its tools rendered as calls, the repository without the request's own
-    document, and the outputs of earlier requests.
+    """Proposes the candidate that the ranker chooses, as far as verifying it pays.
 
     Args:
-        method: the settings.
-        encode: the target's tokenizer, for the tools.
-        repository: the documents that a request's text may be taken from.
+        candidates: the sets.
+        ranker: chooses.
+        length: how many of the chosen tokens are verified.
     """
 
-    def __init__(self, method: Choice, encode: Callable[[str], list[int]], repository: Store) -> None:
-        self._min_survival = method.min_survival
-        self._encode = encode
-        self._outputs = Store(MOST_OUTPUT_TOKENS)
-        self._sets = CandidateSets(method.block_length, method.num_candidates, repository, self._outputs)
+    def __init__(self, candidates: RequestCandidates, ranker: Ranker, length: Callable[[Sequence[float]], int]) -> None:
+        self._candidates, self._ranker, self._length = candidates, ranker, length
 
     def begin(self, request: Request) -> None:
-        """Render the tools as calls; a tool that is not JSON Schema adds no candidates."""
-        texts = answer_texts([json.loads(tool) for tool in request.tools]).texts
-        self._sets.begin(request.prompt_ids, [self._encode(text) for text in texts], exclude=_own_name(request))
+        """Draw the request's sources."""
+        self._candidates.begin(request)
 
     def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
-        """The best candidate's tokens, as far as each prefix survives with at least the method's probability."""
-        best = next(iter(self._sets.candidates(token_ids, limit)), None)
-        if best is None:
+        """The best candidate's first tokens, or nothing where there is no candidate or none pays."""
+        found = self._candidates.candidates(token_ids, limit)
+        if not found:
             return _NOTHING
-        likely = sum(1 for _ in takewhile(lambda survival: survival >= self._min_survival, best.survival))
-        return Proposal(best.token_ids[:likely], best.source) if likely else _NOTHING
+        candidate, survival = self._ranker.best(found, token_ids[-1])
+        length = self._length(survival)
+        return Proposal(candidate.token_ids[:length], candidate.source) if length else _NOTHING
 
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:
         """Keep the output for later requests; the same request never sees its own."""
-        self._outputs.add(output_ids, name=_own_name(request))
-
-
-def _own_name(request: Request) -> str:
-    """What a request's own answer is called in repository and outputs."""
-    return request.document or request.request_id
+        self._candidates.finish(request, output_ids)

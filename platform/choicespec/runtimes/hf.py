@@ -13,18 +13,23 @@ from choicespec.decoding.batched import record_batch
 from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.small_blocks import use_small_blocks
+from choicespec.decoding.step_cost import StepCosts, measure_step_costs
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.registry import PROPOSERS, Proposers
-from choicespec.errors import CheckpointError, PromptTooLong, TaskDataError, Unsupported
+from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
+from choicespec.errors import CheckpointError, PromptTooLong, ScorerError, TaskDataError, Unsupported
 from choicespec.recordings import Recorded
 from choicespec.records import Document, Request, TargetIdentity, Trace
-from choicespec.runtimes.checkpoints import identify, locate
+from choicespec.runtimes.checkpoints import identify, input_embedding, locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
 from choicespec.runtimes.quantized import round_weights
-from choicespec.spec.method import MethodSpec, TransformersGenerate
+from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer, load_scorer
+from choicespec.scorer.ranker import ScorerRanker
+from choicespec.spec.method import Choice, MethodSpec, TransformersGenerate
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.tasks.tokenizer import Message, Tool
+
+_LONGEST_VERIFICATION = 17  # tokens whose cost is measured; more are taken in proportion
 
 
 class HfTokenizer:
@@ -83,6 +88,7 @@ class HfRuntime:
         self._eos_ids = self._read_eos_ids(config)
         self.model: Any = None  # the transformers model, once ``load`` has read it
         self._target: CausalLmTarget | None = None
+        self._costs: StepCosts | None = None
         self.use_repository(tuple)
 
     @cached_property
@@ -94,6 +100,10 @@ class HfRuntime:
         """
         return identify(self._checkpoint, self._pair.target)
 
+    def input_embedding(self) -> torch.Tensor:
+        """The (vocabulary, embedding size) input embedding in float32, read without the other weights."""
+        return input_embedding(self._checkpoint, self._pair.target.revision)
+
     @staticmethod
     def refusal(pair: PairSpec, method: MethodSpec) -> str | None:
         """Why the pair cannot run the method here, or None."""
@@ -101,6 +111,8 @@ class HfRuntime:
             return f"it runs a pair on one GPU or the CPU, but gpus={pair.gpus}"
         if method.kind not in PROPOSERS and not isinstance(method, TransformersGenerate):
             return "it has no proposer of that kind"
+        if isinstance(method, Choice) and method.selection == "scorer":
+            return _scorer_refusal(pair, method)
         return None
 
     def load(self) -> None:
@@ -126,7 +138,7 @@ class HfRuntime:
 
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
-        self._proposers = Proposers(self.tokenizer.encode, documents)
+        self._proposers = Proposers(TargetSide(self.tokenizer.encode, self._step_costs, self._scorer), documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
         """Decode one request greedily."""
@@ -158,6 +170,32 @@ class HfRuntime:
         assert self._target is not None
         return self._target.top2_margin(token_ids)
 
+    def _step_costs(self) -> StepCosts:
+        """Measured once, by the first method that asks."""
+        if self._costs is None:
+            assert self._target is not None, "a method is made once the weights are there"
+            self._costs = measure_step_costs(self._target, _LONGEST_VERIFICATION)
+        return self._costs
+
+    def _scorer(self) -> ScorerRanker:
+        """The pair's scorer on this target.
+
+        Raises:
+            ScorerError: it is missing, broken or for another target.
+        """
+        assert self._target is not None, "a method is made once the weights are there"
+        spec = self._pair.scorer
+        folder = find_scorer(spec, self.identity)
+        manifest = check_scorer(folder, self.identity, spec.transfer)
+        for layer in manifest.layers:
+            self._target.watch(layer)
+        return ScorerRanker(load_scorer(folder, manifest, self._embed), self._target.hidden_states)
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        embedding = self.model.get_input_embeddings()
+        embedded: torch.Tensor = embedding(token_ids.to(self.model.device)).float().cpu()
+        return embedded
+
     def _check_length(self, request: Request) -> None:
         prompt_tokens = len(request.prompt_ids)
         if prompt_tokens + request.max_new_tokens > self.context_tokens:
@@ -173,3 +211,25 @@ class HfRuntime:
         except OSError:
             eos = config.eos_token_id
         return [eos] if isinstance(eos, int) else list(eos or ())
+
+
+def scorer_of(pair: PairSpec) -> ScorerManifest:
+    """What a pair's scorer is for, read without loading the target.
+
+    Raises:
+        CheckpointError: the target is missing.
+        ScorerError: the scorer is missing, broken or for another target.
+    """
+    identity = identify(locate(pair.target.model, pair.target.revision), pair.target)
+    return check_scorer(find_scorer(pair.scorer, identity), identity, pair.scorer.transfer)
+
+
+def _scorer_refusal(pair: PairSpec, method: Choice) -> str | None:
+    """Why the pair's scorer cannot rank for a method, or None."""
+    try:
+        manifest = scorer_of(pair)
+    except ScorerError as error:
+        return str(error)
+    if method.block_length > manifest.block_length:
+        return f"its scorer judges {manifest.block_length} tokens at most, but block_length is {method.block_length}"
+    return None

@@ -2,14 +2,15 @@
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from choicespec.decoding.loop import decode, trace
+from choicespec.decoding.step_cost import StepCosts
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.registry import PROPOSERS, Proposers
+from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
 from choicespec.errors import PromptTooLong
 from choicespec.records import Document, Request, Trace
-from choicespec.spec.method import MethodSpec
+from choicespec.spec.method import MethodSpec, uses_scorer
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from choicespec.tasks.tokenizer import Tokenizer
@@ -17,6 +18,11 @@ from choicespec.tasks.tokenizer import Tokenizer
 _SCRIPT = "".join(f'f(x={number}, y="{number % 7}"); ' for number in range(10, 40))
 _ORDER = 24  # more than a period of the script, so that the table sees the number before
 EOS_ID = 256
+_COSTS = StepCosts((1, 1024), (1.0, 1.0))  # a verification costs the same whatever its length
+
+
+def _no_scorer() -> NoReturn:
+    raise AssertionError("a table has no hidden states, and its runtime refuses methods that score")
 
 
 class ByteTokenizer:
@@ -93,7 +99,9 @@ class ScriptedRuntime:
 
     @staticmethod
     def refusal(pair: PairSpec, method: MethodSpec) -> str | None:
-        """Everything that proposes through the loop runs here."""
+        """Everything runs here that proposes through the loop and does not look into the target."""
+        if uses_scorer(method):
+            return "a scorer reads hidden states, and its table has none"
         return None if method.kind in PROPOSERS else "it has no transformers model"
 
     def load(self) -> None:
@@ -101,7 +109,7 @@ class ScriptedRuntime:
 
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
-        self._proposers = Proposers(self.tokenizer.encode, documents)
+        self._proposers = Proposers(TargetSide(self.tokenizer.encode, lambda: _COSTS, _no_scorer), documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
         """Decode one request."""

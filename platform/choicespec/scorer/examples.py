@@ -1,7 +1,7 @@
 """Candidate sets along recorded outputs, as arrays: what a scorer learns from and is judged by.
 
-Shapes: P positions, N candidates of a set, L tokens of a candidate, F features. Columns without a candidate, and tokens that
-a candidate does not have, are padding: ``lengths`` tells.
+Shapes: P positions, N candidates of a set, L tokens of a candidate, F features. Columns without a candidate, and
+tokens that a candidate does not have, are padding: ``lengths`` tells.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,6 +17,8 @@ from choicespec.recordings import Recorded
 
 NO_TOKEN = -1
 _FEATURES = len(Features._fields)
+_FEW_TOKENS = 8  # brings counts of tokens near 1
+_LEAST_PROBABILITY = 1e-12
 
 
 class SetArrays(NamedTuple):
@@ -64,8 +66,8 @@ def set_arrays(sets: Sequence[Sequence[Candidate]], num_candidates: int, block_l
         for column, candidate in enumerate(candidates):
             length = len(candidate.token_ids)
             token_ids[row, column, :length] = candidate.token_ids
-            survivals[row, column, :length] = [log(max(s, 1e-12)) for s in candidate.survival]
-            features[row, column] = _scaled(candidate.features, block_length)
+            survivals[row, column, :length] = [_log(probability) for probability in candidate.survival]
+            features[row, column] = _scaled(candidate.features)
             lengths[row, column] = length
     return SetArrays(token_ids, survivals, features, lengths)
 
@@ -118,16 +120,20 @@ def _common(candidate: Sequence[int], output_ids: Sequence[int], position: int) 
     return count
 
 
-def _scaled(features: Features, block_length: int) -> list[float]:
+def _log(probability: float) -> float:
+    return log(max(probability, _LEAST_PROBABILITY))
+
+
+def _scaled(features: Features) -> list[float]:
     return [
-        features.prior / block_length,
-        log(max(features.first, 1e-12)) / 4,
-        log(max(features.last, 1e-12)) / 8,
-        features.length / block_length,
+        features.prior / _FEW_TOKENS,
+        _log(features.first) / 4,
+        _log(features.last) / 8,
+        features.length / _FEW_TOKENS,
         features.log_times,
         features.log_age / 8,
-        features.prompt_match / 8,
-        features.schema_match / 8,
-        features.repository_match / 8,
-        features.outputs_match / 8,
+        features.prompt_match / _FEW_TOKENS,
+        features.schema_match / _FEW_TOKENS,
+        features.repository_match / _FEW_TOKENS,
+        features.outputs_match / _FEW_TOKENS,
     ]

@@ -16,6 +16,7 @@ from choicespec.spec.method import MethodSpec
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.task import ChatLog, TaskSpec
+from choicespec.spec.training import ScorerTraining
 
 AXES = ("pairs", "runtimes", "tasks", "methods")
 _Names = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -55,7 +56,10 @@ class Matrix(Frozen):
 
 
 class ExperimentSpec(Frozen):
-    """What ``jobs.bench`` measures. Every axis is a dictionary from a name to its specification."""
+    """What ``jobs.bench`` measures, and what ``jobs.train`` trains for it.
+
+    Every axis is a dictionary from a name to its specification.
+    """
 
     name: str = Field(min_length=1)
     pairs: dict[str, PairSpec] = Field(min_length=1)
@@ -63,12 +67,21 @@ class ExperimentSpec(Frozen):
     tasks: dict[str, TaskSpec] = Field(min_length=1)
     methods: dict[str, MethodSpec] = Field(min_length=1)
     matrix: tuple[Matrix, ...] = Field(default=(Matrix(),), min_length=1)
+    scorer: ScorerTraining | None = None
 
     @model_validator(mode="after")
     def _matrix_names_exist(self) -> Self:
         for index, block in enumerate(self.matrix):
             for axis in AXES:
                 _known(getattr(block, axis) or (), getattr(self, axis), f"matrix.{index}.{axis}")
+        return self
+
+    @model_validator(mode="after")
+    def _scorer_names_exist(self) -> Self:
+        if self.scorer is not None:
+            _known([self.scorer.pair, *self.scorer.transfer], self.pairs, "scorer.pair and scorer.transfer")
+            _known([self.scorer.runtime], self.runtimes, "scorer.runtime")
+            _known(self.scorer.train_limits, self.tasks, "scorer.train_limits")
         return self
 
     def fingerprint(self) -> str:

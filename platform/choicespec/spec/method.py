@@ -57,17 +57,17 @@ class Choice(Frozen):
 
     Attributes:
         block_length: L, tokens of a candidate.
-        selection: ``prior`` ranks without looking at the model.
+        selection: ``prior`` ranks without looking at the model, ``scorer`` with the pair's scorer.
         num_candidates: N, the most candidates of a set.
-        min_survival: a token is verified only if the prior gives it at least this probability of being accepted;
-            0 always verifies the whole candidate.
+        min_survival: a token is verified only if its probability of being accepted is at least this; 0 always verifies
+            the whole candidate. None verifies as many tokens as pay, by what a verification costs on this target.
     """
 
     kind: Literal["choice"] = "choice"
     block_length: int = Field(default=8, ge=1)
-    selection: Literal["prior"] = "prior"
+    selection: Literal["prior", "scorer"] = "prior"
     num_candidates: int = Field(default=16, ge=1)
-    min_survival: float = Field(default=0.25, ge=0.0, le=1.0)
+    min_survival: float | None = Field(default=None, ge=0.0, le=1.0)
 
     @property
     def drafts(self) -> bool:
@@ -97,6 +97,11 @@ class TransformersGenerate(Frozen):
         if self.prompt_lookup_num_tokens is None:
             return "transformers generate"
         return f"transformers prompt lookup k={self.prompt_lookup_num_tokens}"
+
+
+def uses_scorer(method: "MethodSpec") -> bool:
+    """Whether a method ranks with the pair's scorer."""
+    return isinstance(method, Choice) and method.selection == "scorer"
 
 
 MethodSpec = Annotated[Autoregressive | Ngram | Choice | TransformersGenerate, Field(discriminator="kind")]

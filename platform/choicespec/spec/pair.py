@@ -33,15 +33,29 @@ class TargetSpec(Frozen):
         return f"{self.quantization} {self.dtype}" if self.quantization else self.dtype
 
 
+class ScorerSpec(Frozen):
+    """The scorer that ``choice(selection="scorer")`` ranks with.
+
+    Attributes:
+        folder: where ``jobs.train`` saved it; None is the one that ships for the target.
+        transfer: use it although it was trained on another target, or in another precision.
+    """
+
+    folder: str | None = None
+    transfer: bool = False
+
+
 class PairSpec(Frozen):
     """What one worker pins to its GPUs.
 
     Attributes:
         target: the model whose output must be kept.
+        scorer: read only by methods that score.
         gpus: GPUs of the worker; 0 runs on the CPU.
     """
 
     target: TargetSpec
+    scorer: ScorerSpec = ScorerSpec()
     gpus: int = Field(default=0, ge=0)
 
     @property

@@ -1,0 +1,243 @@
+"""Train and judge a scorer: ``python -m jobs.train scorer NAME``, here or under ``ray job submit``.
+
+``scorer`` records the target's outputs, fits a scorer to the train split, judges it on held-out prompts and saves it.
+``evaluate`` makes the table: other layers, other precisions, the split by function, ablations and seeds.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from choicespec.candidates.request import RequestCandidates
+from choicespec.candidates.sources import Store
+from choicespec.cluster.connect import on_cluster, ray_session
+from choicespec.cluster.recording import Wanted, record
+from choicespec.drafters.registry import MOST_REPOSITORY_TOKENS
+from choicespec.errors import ChoiceSpecError, SpecError, TrackingError
+from choicespec.recordings import RecordingFolder
+from choicespec.reports.scorer_table import scorer_table
+from choicespec.runtimes.checkpoints import check_checkpoint
+from choicespec.runtimes.hf import HfRuntime
+from choicespec.scorer.corpus import Corpus, RecordedTask
+from choicespec.scorer.examples import build_examples
+from choicespec.scorer.files import Scorer, ScorerManifest, check_scorer, load_scorer, save_scorer
+from choicespec.scorer.model import Embed, ScorerNet
+from choicespec.scorer.table import Row, Variant, fit_variant, rows_of, variants
+from choicespec.spec.experiment import ExperimentSpec, load_experiment
+from choicespec.spec.pair import PairSpec
+from choicespec.spec.runtime import HfRuntimeSpec
+from choicespec.spec.task import TaskSpec
+from choicespec.tasks.prompts import open_task
+from choicespec.tracking import ExperimentRun, tracking_uri
+
+from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the job; 0 when it is done, 2 when what was asked is wrong."""
+    args = _parse(arguments)
+    try:
+        experiment = load_experiment(args.experiment, EXPERIMENTS)
+        training = Training(experiment)
+        if args.command == "scorer":
+            training.scorer(args.output)
+        else:
+            training.evaluate()
+        return 0
+    except ChoiceSpecError as error:
+        say(f"error: {error}", "red")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted; what was recorded and fitted is kept, and the same command goes on from there")
+        return 130
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="jobs.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=("scorer", "evaluate"))
+    parser.add_argument("experiment", help="a name in jobs/experiments, or the path of a .yaml file")
+    parser.add_argument("--output", type=Path, help="where the scorer is saved (default: in the results folder)")
+    return parser.parse_args(arguments)
+
+
+class Training:
+    """An experiment's recordings and scorers.
+
+    Raises:
+        SpecError: the experiment does not say how to train.
+        CheckpointError: a target is missing.
+    """
+
+    def __init__(self, experiment: ExperimentSpec) -> None:
+        if experiment.scorer is None:
+            raise SpecError(f"{experiment.name}: no field 'scorer', which says what is recorded and how it is fitted")
+        runtime = experiment.runtimes[experiment.scorer.runtime]
+        if not isinstance(runtime, HfRuntimeSpec):
+            raise SpecError(f"scorer.runtime: {experiment.scorer.runtime!r} has no hidden states; name one of kind hf")
+        self._experiment, self._spec, self._runtime = experiment, experiment.scorer, runtime
+        self._pair = experiment.pairs[self._spec.pair]
+        for name in (self._spec.pair, *self._spec.transfer):
+            check_checkpoint(experiment.pairs[name].target.model, experiment.pairs[name].target.revision)
+        for name in self._spec.train_limits:
+            open_task(experiment.tasks[name]).check()
+        self._folder = home() / "results" / experiment.name
+        self._opened = HfRuntime(runtime, self._pair)
+        embedding = self._opened.input_embedding()
+        self._embed: Embed = lambda token_ids: embedding[token_ids]
+
+    def scorer(self, output: Path | None) -> None:
+        """Record, fit, judge on the held-out prompts, save, log."""
+        corpus = self._corpus()
+        variant = next(variants(self._spec))
+        losses: list[float] = []
+        net = self._fit(corpus, variant, losses)
+        rows = rows_of(corpus, variant, net, self._pair.target.precision)
+        folder = output or self._folder / "scorer"
+        save_scorer(folder, Scorer(net, self._manifest(corpus, variant, net, rows)))
+        console.print(scorer_table(rows, self._opened.identity.num_layers, self._experiment.name))
+        say(f"saved in {folder}")
+        self._log(variant, losses, rows, folder)
+
+    def evaluate(self) -> None:
+        """Make the rows of the table that are missing, and print all."""
+        corpus = self._corpus()
+        rows = [row for variant in variants(self._spec) for row in self._rows(corpus, variant)]
+        rows += self._transferred()
+        console.print(scorer_table(rows, self._opened.identity.num_layers, self._experiment.name))
+
+    def _corpus(self) -> Corpus:
+        """Both splits of each task, recorded where they are not yet."""
+        tasks = {name: self._experiment.tasks[name] for name in self._spec.train_limits}
+        limits = self._spec.train_limits
+        train = {
+            name: task.model_copy(update={"split": "train", "limit": limits[name]}) for name, task in tasks.items()
+        }
+        with ray_session():
+            for task in (*tasks.values(), *train.values()):
+                self._record(self._opened, self._pair, task, self._spec.recorded_layers)
+        return Corpus(
+            {name: self._read(self._opened, task, self._spec.recorded_layers) for name, task in train.items()},
+            {name: self._read(self._opened, task, self._spec.recorded_layers) for name, task in tasks.items()},
+        )
+
+    def _record(self, opened: HfRuntime, pair: PairSpec, task: TaskSpec, layers: tuple[int, ...]) -> None:
+        wanted = Wanted(pair, self._runtime, task, layers, self._recording(opened, task, layers))
+        prompts = open_task(task).prompts(opened.tokenizer, opened.context_tokens)
+        record(wanted, prompts, opened, self._spec.batch_size, ProgressLines(), can_grow=on_cluster())
+
+    def _recording(self, opened: HfRuntime, task: TaskSpec, layers: tuple[int, ...]) -> RecordingFolder:
+        digest = _digest(opened.identity.model_dump_json(), task.model_dump_json(), str(layers))
+        return RecordingFolder(self._folder / "recordings" / f"{task.kind}-{task.split}-{digest}")
+
+    def _read(self, opened: HfRuntime, task: TaskSpec, layers: tuple[int, ...]) -> RecordedTask:
+        """A recorded task with its candidate sets, which are drawn anew: they depend on settings, and take a minute."""
+        say(f"candidate sets of {task.label} ({task.split})")
+        recorded = self._recording(opened, task, layers).read()
+        repository = Store(MOST_REPOSITORY_TOKENS)
+        for document in open_task(task).prompts(opened.tokenizer, opened.context_tokens).repository():
+            repository.add(opened.tokenizer.encode(document.text), name=document.name)
+        most, length = self._spec.num_candidates, self._spec.block_length
+        candidates = RequestCandidates(length, most, opened.tokenizer.encode, repository)
+        return RecordedTask(recorded, build_examples(recorded, candidates, most, length))
+
+    def _fit(self, corpus: Corpus, variant: Variant, losses: list[float]) -> ScorerNet:
+        def on_epoch(done: int, loss: float) -> None:
+            losses.append(loss)
+            say(f"{variant.name}: epoch {done}/{variant.fit.epochs}, loss {loss:.4f}")
+
+        return fit_variant(corpus, variant, self._embed, on_epoch)
+
+    def _manifest(self, corpus: Corpus, variant: Variant, net: ScorerNet, rows: Sequence[Row]) -> ScorerManifest:
+        return ScorerManifest(
+            target=self._opened.identity,
+            layers=variant.layers,
+            block_length=self._spec.block_length,
+            embedding_size=net.shape.embedding_size,
+            width=net.shape.width,
+            trained_on=corpus.train_prompts(variant.split_by),
+            held_out=tuple(rows),
+        )
+
+    def _rows(self, corpus: Corpus, variant: Variant) -> list[Row]:
+        """A variant's rows, from its file if they are there."""
+        kept = self._kept(variant, self._opened)
+        if not kept.exists():
+            losses: list[float] = []
+            net = self._fit(corpus, variant, losses)
+            _keep(kept, rows_of(corpus, variant, net, self._pair.target.precision))
+        return _kept_rows(kept)
+
+    def _transferred(self) -> list[Row]:
+        """The saved scorer, as it is, on the other pairs' own outputs."""
+        variant = next(variants(self._spec))
+        rows: list[Row] = []
+        for name in self._spec.transfer:
+            pair = self._experiment.pairs[name]
+            opened = HfRuntime(self._runtime, pair)
+            kept = self._kept(variant, opened)
+            if not kept.exists():
+                folder = self._folder / "scorer"
+                manifest = check_scorer(folder, opened.identity, transfer=True)
+                net = load_scorer(folder, manifest, self._embed).net
+                _keep(kept, rows_of(self._transfer_corpus(opened, pair), variant, net, pair.target.precision))
+            rows += _kept_rows(kept)
+        return rows
+
+    def _transfer_corpus(self, opened: HfRuntime, pair: PairSpec) -> Corpus:
+        tasks = {
+            name: self._experiment.tasks[name].model_copy(update={"limit": self._spec.transfer_limit})
+            for name in self._spec.train_limits
+        }
+        with ray_session():
+            for task in tasks.values():
+                self._record(opened, pair, task, self._spec.layers)
+        return Corpus({}, {name: self._read(opened, task, self._spec.layers) for name, task in tasks.items()})
+
+    def _kept(self, variant: Variant, opened: HfRuntime) -> Path:
+        """The file of a row: another target, task or setting has another."""
+        tasks = [self._experiment.tasks[name].model_dump_json() for name in self._spec.train_limits]
+        settings = self._spec.model_dump_json(include={"train_limits", "block_length", "num_candidates"})
+        return (
+            self._folder
+            / "table"
+            / (_digest(variant.model_dump_json(), opened.identity.model_dump_json(), settings, *tasks) + ".json")
+        )
+
+    def _log(self, variant: Variant, losses: Sequence[float], rows: Sequence[Row], folder: Path) -> None:
+        """MLflow where it can be used; the files have everything."""
+        params = {
+            "layers": str(variant.layers),
+            "split_by": variant.split_by,
+            **{f"fit.{name}": str(value) for name, value in variant.fit.model_dump().items()},
+        }
+        try:
+            run = ExperimentRun(tracking_uri(home()), self._experiment)
+            run.log_scorer(variant.name, params, losses, rows, folder)
+            run.finish([])
+        except TrackingError as error:
+            say(f"{error}\nthe scorer is saved in {folder} all the same", "yellow")
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def _keep(path: Path, rows: Sequence[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps([row.model_dump(mode="json") for row in rows], indent=1), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _kept_rows(path: Path) -> list[Row]:
+    return [Row.model_validate(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

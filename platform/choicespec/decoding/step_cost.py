@@ -1,0 +1,78 @@
+"""What a verification costs by its number of tokens, measured on the target that will run it."""
+
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+from choicespec.decoding.target import Target
+
+_CONTEXT_TOKENS = 400
+_ROUNDS = 4
+_SIZES = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65)
+
+
+class StepCosts(NamedTuple):
+    """Milliseconds of a verification; the anchor counts as one of its tokens.
+
+    Attributes:
+        tokens: the numbers of tokens that were measured, ascending from 1.
+        ms: for each of them, never less than for fewer tokens.
+    """
+
+    tokens: tuple[int, ...]
+    ms: tuple[float, ...]
+
+    def of(self, tokens: int) -> float:
+        """The time of a verification, interpolated; beyond the largest that was measured, in proportion."""
+        for index, size in enumerate(self.tokens):
+            if size == tokens:
+                return self.ms[index]
+            if size > tokens:
+                below, share = index - 1, (tokens - self.tokens[index - 1]) / (size - self.tokens[index - 1])
+                return self.ms[below] + share * (self.ms[index] - self.ms[below])
+        return self.ms[-1] * tokens / self.tokens[-1]
+
+
+def measure_step_costs(target: Target, longest: int, context_tokens: int = _CONTEXT_TOKENS) -> StepCosts:
+    """Time verifications in alternation: the median of some rounds.
+
+    Args:
+        target: runs a prompt of its own; what it held is lost.
+        longest: the most tokens of a verification that will be asked for.
+        context_tokens: the tokens in the cache meanwhile.
+    """
+    sizes = (*(size for size in _SIZES if size < longest), longest)
+    target.prefill([1] * context_tokens)
+    timed = [[_time_ms(target, size) for size in sizes] for _ in range(_ROUNDS + 1)][1:]  # the first warms up
+    costs: list[float] = []
+    for column in zip(*timed, strict=True):
+        costs.append(max(median(column), costs[-1] if costs else 0.0))
+    return StepCosts(sizes, tuple(costs))
+
+
+def _time_ms(target: Target, size: int) -> float:
+    started = perf_counter()
+    target.verify([1] * size)
+    target.keep(0)
+    return (perf_counter() - started) * 1e3
+
+
+def best_length(survival: Sequence[float], costs: StepCosts, rate_tokens_per_ms: float) -> int:
+    """How many draft tokens to verify so that a step gains most over spending its time at the usual rate.
+
+    The rate of a long run is largest when each step maximises what it yields less what its time is worth: the
+    renewal-reward argument (S. Ross, "Introduction to Probability Models", section 7.4).
+
+    Args:
+        survival: the probability that the first 1, 2, ... draft tokens are accepted.
+        costs: of this target.
+        rate_tokens_per_ms: what a millisecond is worth elsewhere.
+    """
+    best, best_gain, tokens = 0, 1 - rate_tokens_per_ms * costs.of(1), 1.0
+    for length, probability in enumerate(survival, start=1):
+        tokens += probability
+        gain = tokens - rate_tokens_per_ms * costs.of(length + 1)
+        if gain > best_gain:
+            best, best_gain = length, gain
+    return best

@@ -1,0 +1,101 @@
+"""The scorer table, with the published row that each of ours corresponds to."""
+
+import csv
+from collections.abc import Sequence
+from importlib import resources
+from typing import NamedTuple
+
+from rich.table import Table
+
+from choicespec.reports.tables import figure
+from choicespec.scorer.table import Row
+
+PUBLISHED = resources.files("choicespec.reports") / "published" / "scorer.csv"
+_FINITE = "finite"
+_LAST_LAYER, _EARLIER_LAYER = "bf16 (layer 64)", "bf16 (layer 48)"  # of 64: the last, and at three quarters
+
+
+class PublishedRow(NamedTuple):
+    """A row of the published scorer table, as its file has it."""
+
+    target: str
+    hidden: str
+    candidates: str
+    prior_top1_percent: str
+    scorer_top1_percent: str
+    accepted_prior: str
+    accepted_scorer: str
+    accepted_oracle: str
+
+    @property
+    def figures(self) -> str:
+        """Top-1 and accepted tokens over all positions."""
+        return (
+            f"{self.prior_top1_percent} -> {self.scorer_top1_percent}; "
+            f"{self.accepted_prior} -> {self.accepted_scorer} ({self.accepted_oracle})"
+        )
+
+
+def published_rows() -> list[PublishedRow]:
+    """The published scorer table."""
+    return [PublishedRow(**row) for row in csv.DictReader(PUBLISHED.read_text(encoding="utf-8").splitlines())]
+
+
+def counterpart(row: Row, num_layers: int) -> PublishedRow | None:
+    """The published row that a row of ours corresponds to; None where nothing like it was published."""
+    variant, layer = row.variant, max(row.variant.layers)
+    if variant.split_by != "prompt" or not (variant.hidden_states and variant.prior) or variant.fit.seed:
+        return None
+    if row.task == "python_repo":
+        wanted = ("Qwen3-4B (Python)", "bf16") if variant.name == "scorer" else None
+    elif row.precision.startswith("q4_0"):
+        wanted = ("Qwen3.8-27B", "NF4, scorer trained on bf16")
+    elif row.precision == "bfloat16":
+        wanted = ("Qwen3.8-27B", "FP8, scorer trained on bf16")
+    elif variant.name == "scorer":
+        wanted = ("Qwen3-4B", "bf16")
+    else:
+        wanted = {
+            num_layers: ("Qwen3.8-27B", _LAST_LAYER),
+            round(num_layers * 3 / 4): ("Qwen3.8-27B", _EARLIER_LAYER),
+        }.get(layer)
+    found = [one for one in published_rows() if (one.target, one.hidden) == wanted and one.candidates == _FINITE]
+    return found[0] if found else None
+
+
+def scorer_table(rows: Sequence[Row], num_layers: int, title: str) -> Table:
+    """Prior, scorer and oracle on held-out prompts, over all positions and over the decode path."""
+    table = Table(
+        title=f"{title} (candidates: finite)",
+        caption="prior -> scorer (oracle), 95% intervals of the scorer's figure over n held-out prompts; 'gap' is the "
+        "share of the way from prior to oracle; each one's decode path is its own",
+    )
+    for name in ("task", "scorer", "target", "n"):
+        table.add_column(name, overflow="fold")
+    for name in ("top-1 %", "accepted, all positions", "gap %", "accepted, decode path", "gap %", "calibration"):
+        table.add_column(name, justify="right")
+    table.add_column("published: top-1 %; accepted, all positions", overflow="fold")
+    for row in rows:
+        found, published = row.found, counterpart(row, num_layers)
+        table.add_row(
+            row.task,
+            row.variant.name,
+            row.precision,
+            str(found.scorer.accepted.n),
+            f"{100 * found.prior.top1.value:.1f} -> {figure(found.scorer.top1, 1, 100)}",
+            _accepted(found.prior.accepted.value, figure(found.scorer.accepted, 2), found.oracle.accepted.value),
+            f"{100 * found.gap_closed:.0f}",
+            _accepted(
+                found.prior.accepted_on_path.value,
+                figure(found.scorer.accepted_on_path, 2),
+                found.oracle.accepted_on_path.value,
+            ),
+            f"{100 * found.gap_closed_on_path:.0f}",
+            f"{found.calibration_error_tokens:.2f}",
+            f"{published.target} {published.hidden}: {published.figures}" if published else "",
+        )
+    return table
+
+
+def _accepted(prior: float, scorer: str, oracle: float) -> str:
+    return f"{prior:.2f} -> {scorer} ({oracle:.2f})"

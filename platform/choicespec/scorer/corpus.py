@@ -1,0 +1,86 @@
+"""Recorded tasks as datasets for a scorer: built once, then read by layer and by split."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from choicespec.recordings import Recorded
+from choicespec.scorer.examples import Examples, SetArrays
+from choicespec.scorer.fit import Dataset, joined
+
+SplitBy = Literal["prompt", "function"]
+
+
+class RecordedTask(NamedTuple):
+    """A task's recorded requests and the examples made of them."""
+
+    recorded: Sequence[Recorded]
+    examples: Examples
+
+    def dataset(self, layers: Sequence[int]) -> Dataset:
+        """The examples with the hidden states of some layers side by side."""
+        states = [np.concatenate([one.hidden_states[layer] for one in self.recorded]) for layer in layers]
+        return Dataset(self.examples, np.concatenate(states, axis=1))
+
+
+class Corpus:
+    """What a scorer is fitted to, and what it is judged by.
+
+    Args:
+        train: by task.
+        test: by task; no prompt of it is in ``train``.
+    """
+
+    def __init__(self, train: Mapping[str, RecordedTask], test: Mapping[str, RecordedTask]) -> None:
+        self._train, self.test = train, test
+
+    def training_set(self, layers: Sequence[int], split_by: SplitBy) -> Dataset:
+        """All tasks' train prompts.
+
+        With the split by function, prompts are left out on which a function of a held-out prompt is on offer: BFCL
+        repeats functions over prompts.
+        """
+        datasets = []
+        for name, task in self._train.items():
+            examples, hidden_RH = task.dataset(layers)
+            if split_by == "function":
+                known = functions(self.test[name].recorded)
+                kept = [not functions([one]) & known for one in task.recorded]
+                examples = positions_of(examples, np.array(kept)[examples.requests])
+            datasets.append(Dataset(examples, hidden_RH))
+        return joined(datasets)
+
+    def train_prompts(self, split_by: SplitBy) -> dict[str, int]:
+        """How many train prompts of each task are used."""
+        counts = {}
+        for name, task in self._train.items():
+            known = functions(self.test[name].recorded) if split_by == "function" else frozenset()
+            counts[name] = sum(not functions([one]) & known for one in task.recorded)
+        return counts
+
+
+def functions(recorded: Sequence[Recorded]) -> frozenset[str]:
+    """The names of the functions on offer."""
+    return frozenset(_name(tool) for one in recorded for tool in one.request.tools)
+
+
+def positions_of(examples: Examples, chosen_P: NDArray[np.bool_]) -> Examples:
+    """Some positions."""
+    sets = examples.sets
+    return Examples(
+        SetArrays(sets.token_ids[chosen_P], sets.survivals[chosen_P], sets.features[chosen_P], sets.lengths[chosen_P]),
+        examples.accepted[chosen_P],
+        examples.anchors[chosen_P],
+        examples.rows[chosen_P],
+        examples.requests[chosen_P],
+    )
+
+
+@cache
+def _name(tool: str) -> str:
+    function = json.loads(tool)
+    return str(function.get("function", function)["name"])

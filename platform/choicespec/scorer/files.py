@@ -1,0 +1,135 @@
+"""A scorer on disk: weights as safetensors, and a JSON file that says what they are for."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from choicespec.candidates.sets import Features
+from choicespec.errors import ScorerError
+from choicespec.records import TargetIdentity
+from choicespec.scorer.model import Embed, ScorerNet, Shape
+from choicespec.scorer.table import Row
+from choicespec.spec.frozen import Frozen
+from choicespec.spec.pair import ScorerSpec
+
+SHIPPED = Path(__file__).parent / "shipped"  # a folder a target, named by the digest of its weights
+_MANIFEST, _WEIGHTS = "scorer.json", "scorer.safetensors"
+_TRAIN = "train one with: python -m jobs.train scorer EXPERIMENT"
+
+
+class ScorerManifest(Frozen):
+    """What a scorer is for, and where it comes from.
+
+    Attributes:
+        target: the target on whose outputs it was trained.
+        layers: the decoder layers that it reads, counted from 1.
+        block_length: the most tokens of a candidate.
+        features: the names of what it reads of the prior.
+        embedding_size, width: of its layers.
+        trained_on: for each task, the prompts.
+        held_out: what it was saved with: its figures on prompts that it was not trained on, a row a task.
+    """
+
+    format: int = 1
+    target: TargetIdentity
+    layers: tuple[int, ...]
+    block_length: int
+    features: tuple[str, ...] = Features._fields
+    embedding_size: int
+    width: int
+    trained_on: dict[str, int]
+    held_out: tuple[Row, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """Of the network."""
+        hidden_size = self.target.hidden_size * len(self.layers)
+        return Shape(hidden_size, self.embedding_size, len(self.features), self.block_length, self.width)
+
+
+class Scorer(NamedTuple):
+    """A network with what it is for."""
+
+    net: ScorerNet
+    manifest: ScorerManifest
+
+
+def save_scorer(folder: Path, scorer: Scorer) -> None:
+    """Write a scorer; what the folder held of an earlier one is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.contiguous() for name, value in scorer.net.state_dict().items()}, folder / _WEIGHTS)
+    content = scorer.manifest.model_dump(mode="json")
+    (folder / _MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def find_scorer(spec: ScorerSpec, target: TargetIdentity) -> Path:
+    """The folder that a pair's scorer lies in.
+
+    Raises:
+        ScorerError: no scorer ships for this target.
+    """
+    if spec.folder is not None:
+        return Path(spec.folder).expanduser()
+    folder = SHIPPED / target.weights
+    if not folder.is_dir():
+        raise ScorerError(f"pair.scorer: no scorer ships for this target; {_TRAIN}, and name its folder")
+    return folder
+
+
+def check_scorer(folder: Path, target: TargetIdentity, transfer: bool) -> ScorerManifest:
+    """Read what a scorer is for, without its weights.
+
+    Args:
+        folder: as ``find_scorer`` gives it.
+        target: what it would score for.
+        transfer: another model or precision is wanted.
+
+    Raises:
+        ScorerError: it is missing or broken, or does not fit.
+    """
+    path = folder / _MANIFEST
+    try:
+        manifest = ScorerManifest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ScorerError(f"pair.scorer.folder: cannot read {path}: {error.strerror}; {_TRAIN}") from None
+    except ValidationError as error:
+        raise ScorerError(f"pair.scorer.folder: {path} is not a scorer's description: {error}; {_TRAIN}") from None
+    trained = manifest.target
+    if trained.tokenizer != target.tokenizer:
+        _refuse(folder, "tokenizer", trained.tokenizer, target.tokenizer)
+    if trained.hidden_size != target.hidden_size or max(manifest.layers) > target.num_layers:
+        _refuse(folder, "hidden size and layers", f"{trained.hidden_size}, {manifest.layers}", str(target.hidden_size))
+    if manifest.features != Features._fields:
+        _refuse(folder, "features of the prior", ", ".join(manifest.features), ", ".join(Features._fields))
+    for name in ("weights", "precision"):
+        own, other = getattr(trained, name), getattr(target, name)
+        if own != other and not transfer:
+            _refuse(folder, name, own, other, "; set pair.scorer.transfer to true to use it all the same")
+    return manifest
+
+
+def load_scorer(folder: Path, manifest: ScorerManifest, embed: Embed) -> Scorer:
+    """Read a scorer that has been checked.
+
+    Raises:
+        ScorerError: its weights are missing or broken.
+    """
+    path = folder / _WEIGHTS
+    net = ScorerNet(manifest.shape, embed)
+    try:
+        net.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ScorerError(f"pair.scorer.folder: cannot read {path}: {error}; {_TRAIN}") from None
+    for name, value in net.state_dict().items():
+        if not torch.isfinite(value).all():
+            raise ScorerError(f"pair.scorer.folder: {path}: {name} is not finite; {_TRAIN}")
+    return Scorer(net.eval(), manifest)
+
+
+def _refuse(folder: Path, what: str, own: str, other: str, remedy: str = f"; {_TRAIN}") -> None:
+    raise ScorerError(f"pair.scorer: {folder} was trained for {what} {own}, but this pair has {other}{remedy}")

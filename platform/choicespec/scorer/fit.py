@@ -1,0 +1,120 @@
+"""Fitting a scorer to recorded outputs. Shapes: as in ``model``; R rows of recorded hidden states."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
+from torch.nn.utils import clip_grad_norm_
+
+from choicespec.scorer.examples import Examples, SetArrays
+from choicespec.scorer.model import Batch, Embed, Reads, ScorerNet, Shape, survivals
+from choicespec.spec.training import FitSpec
+
+_SHARPNESS = 2.0  # of the choice that the listwise loss looks at, in accepted tokens
+_LARGEST_GRADIENT = 1.0
+_LEAST_DEVIATION = 1e-3
+_NEVER = -1e4
+
+
+class Dataset(NamedTuple):
+    """Examples, and the (R, H) hidden states that they point into."""
+
+    examples: Examples
+    hidden_RH: NDArray[np.float16]
+
+
+def joined(datasets: Sequence[Dataset]) -> Dataset:
+    """Several tasks' datasets as one."""
+    rows = requests = 0
+    parts = []
+    for examples, hidden_RH in datasets:
+        parts.append(examples._replace(rows=examples.rows + rows, requests=examples.requests + requests))
+        rows += len(hidden_RH)
+        requests += int(examples.requests.max(initial=-1)) + 1
+    sets = SetArrays._make(map(np.concatenate, zip(*(part.sets for part in parts), strict=True)))
+    others = map(np.concatenate, zip(*(part[1:] for part in parts), strict=True))
+    return Dataset(Examples._make([sets, *others]), np.concatenate([hidden_RH for _, hidden_RH in datasets]))
+
+
+def batch_of(dataset: Dataset, positions: NDArray[np.int64]) -> Batch:
+    """Some positions as tensors."""
+    examples, hidden_RH = dataset
+    sets = examples.sets
+    return Batch(
+        hidden_PH=torch.from_numpy(hidden_RH[examples.rows[positions]].astype(np.float32)),
+        anchors_P=torch.from_numpy(examples.anchors[positions].astype(np.int64)),
+        token_ids_PNL=torch.from_numpy(sets.token_ids[positions].astype(np.int64)),
+        survivals_PNL=torch.from_numpy(sets.survivals[positions]),
+        features_PNF=torch.from_numpy(sets.features[positions]),
+        lengths_PN=torch.from_numpy(sets.lengths[positions].astype(np.int64)),
+    )
+
+
+def fit(
+    dataset: Dataset,
+    embed: Embed,
+    reads: Reads,
+    spec: FitSpec,
+    on_epoch: Callable[[int, float], None],
+) -> ScorerNet:
+    """Fit a network.
+
+    Args:
+        dataset: what it learns from.
+        embed: the target's input embedding.
+        reads: what the network looks at.
+        spec: how long, how fast, from which seed.
+        on_epoch: called with the number of epochs done and the last one's mean loss.
+    """
+    torch.manual_seed(spec.seed)
+    order = np.random.default_rng(spec.seed)
+    net = ScorerNet(_shape(dataset, embed), embed, reads)
+    read_RH = dataset.hidden_RH[dataset.examples.rows].astype(np.float32)
+    net.mean_H.copy_(torch.from_numpy(read_RH.mean(axis=0)))
+    net.deviation_H.copy_(torch.from_numpy(read_RH.std(axis=0) + _LEAST_DEVIATION))
+    positions = np.flatnonzero(dataset.examples.sets.lengths[:, 0] > 0)
+    count = max(1, len(positions) // spec.batch_size)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, spec.learning_rate, total_steps=spec.epochs * count + 1, pct_start=0.1
+    )
+    for epoch in range(spec.epochs):
+        total = 0.0
+        for chosen in np.array_split(order.permutation(positions), count):
+            batch = batch_of(dataset, np.sort(chosen))
+            accepted_PN = torch.from_numpy(dataset.examples.accepted[np.sort(chosen)].astype(np.int64))
+            loss = _loss(net(batch), accepted_PN, batch.lengths_PN, spec.listwise_weight)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            clip_grad_norm_(net.parameters(), _LARGEST_GRADIENT)
+            optimizer.step()
+            schedule.step()
+            total += loss.item()
+        on_epoch(epoch + 1, total / count)
+    return net.eval()
+
+
+def _shape(dataset: Dataset, embed: Embed) -> Shape:
+    embedding_size = embed(torch.zeros(1, dtype=torch.long)).shape[-1]
+    sets = dataset.examples.sets
+    return Shape(dataset.hidden_RH.shape[1], embedding_size, sets.features.shape[-1], sets.token_ids.shape[-1])
+
+
+def _loss(
+    logits_PNL: torch.Tensor, accepted_PN: torch.Tensor, lengths_PN: torch.Tensor, listwise_weight: float
+) -> torch.Tensor:
+    """Each token judged where the tokens before it were accepted, and the candidates of a set against each other."""
+    place_L = torch.arange(logits_PNL.shape[-1])
+    reached = (place_L <= accepted_PN[..., None]) & (place_L < lengths_PN[..., None])
+    right = (place_L < accepted_PN[..., None]).to(logits_PNL)
+    judged = binary_cross_entropy_with_logits(logits_PNL, right, reduction="none") * reached
+    scores_PN = survivals(logits_PNL, lengths_PN).sum(dim=-1)
+    missing = lengths_PN == 0
+    chosen_PN = log_softmax((_SHARPNESS * scores_PN).masked_fill(missing, _NEVER), dim=-1)
+    best = (accepted_PN == accepted_PN.amax(dim=-1, keepdim=True)) & ~missing
+    differ = accepted_PN.amax(dim=-1) > accepted_PN.masked_fill(missing, place_L.numel()).amin(dim=-1)
+    listwise_P = -chosen_PN.masked_fill(~best, _NEVER).logsumexp(dim=-1) * differ
+    return judged.sum(dim=(1, 2)).mean() / 4 + listwise_weight * listwise_P.sum() / differ.sum().clamp(min=1)

@@ -1,0 +1,126 @@
+"""The scorer's network: how likely each prefix of each candidate is to be what the target says next.
+
+Shapes: P positions, N candidates, L tokens, F features, H numbers of the hidden states of all layers read, E embedding
+size, D width.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, layer_norm, logsigmoid
+
+Embed = Callable[[torch.Tensor], torch.Tensor]  # token ids (...,) to the target's input embeddings (..., E)
+
+
+class Shape(NamedTuple):
+    """What a network is built for.
+
+    Attributes:
+        hidden_size: H.
+        embedding_size: E.
+        num_features: F.
+        block_length: the most tokens of a candidate.
+        width: D, of the space in which hidden state and tokens meet.
+        feature_width: of the layers that read the prior's features.
+    """
+
+    hidden_size: int
+    embedding_size: int
+    num_features: int
+    block_length: int
+    width: int = 64
+    feature_width: int = 48
+
+
+class Reads(NamedTuple):
+    """What a network may look at; an ablation turns one off."""
+
+    hidden_states: bool = True
+    prior: bool = True
+
+
+class Batch(NamedTuple):
+    """Candidate sets at P positions; see ``SetArrays`` for the padding."""
+
+    hidden_PH: torch.Tensor
+    anchors_P: torch.Tensor
+    token_ids_PNL: torch.Tensor
+    survivals_PNL: torch.Tensor
+    features_PNF: torch.Tensor
+    lengths_PN: torch.Tensor
+
+
+class ScorerNet(nn.Module):
+    """Logits of each token's acceptance, given that the tokens before it were accepted.
+
+    A query from the hidden state and the anchor meets each prefix of a candidate, the sum of its tokens' projected
+    embeddings; what the prior knows of the prefix is added.
+
+    Args:
+        shape: what it is built for.
+        embed: the target's input embedding, which stays as it is and is not part of the scorer.
+        reads: what it looks at.
+    """
+
+    shape: Shape
+    mean_H: torch.Tensor
+    deviation_H: torch.Tensor
+
+    def __init__(self, shape: Shape, embed: Embed, reads: Reads = Reads()) -> None:  # noqa: B008  (immutable)
+        super().__init__()
+        self.shape = shape
+        self._embed, self._reads = embed, reads
+        self.register_buffer("mean_H", torch.zeros(shape.hidden_size))
+        self.register_buffer("deviation_H", torch.ones(shape.hidden_size))
+        self.state_query = nn.Linear(shape.hidden_size, shape.width)
+        self.anchor_query = nn.Linear(shape.embedding_size, shape.width, bias=False)
+        self.token = nn.Linear(shape.embedding_size, shape.width, bias=False)
+        self.prior = _PriorLogits(shape)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """(P, N, L) logits; those of padding mean nothing."""
+        distinct, places = torch.unique(
+            torch.cat([batch.anchors_P, batch.token_ids_PNL.clamp(min=0).flatten()]), return_inverse=True
+        )
+        embedded = self._embed(distinct)
+        positions = len(batch.anchors_P)
+        query_PD = self.anchor_query(embedded)[places[:positions]]
+        if self._reads.hidden_states:
+            query_PD = query_PD + self.state_query((batch.hidden_PH - self.mean_H) / self.deviation_H)
+        query_PD = layer_norm(query_PD, query_PD.shape[-1:])
+        tokens_PNLD = self.token(embedded)[places[positions:]].view(*batch.token_ids_PNL.shape, -1)
+        logits: torch.Tensor = (tokens_PNLD.cumsum(dim=2) @ query_PD[:, None, :, None]).squeeze(-1)
+        logits = logits * query_PD.shape[-1] ** -0.5
+        return logits + self.prior(batch) if self._reads.prior else logits
+
+
+class _PriorLogits(nn.Module):
+    """What the prior knows of a prefix, as a logit."""
+
+    places: torch.Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.first = nn.Linear(shape.num_features + 3 + shape.block_length, shape.feature_width)
+        self.second = nn.Linear(shape.feature_width, shape.feature_width)
+        self.out = nn.Linear(shape.feature_width, 1)
+        self.register_buffer("places", torch.eye(shape.block_length), persistent=False)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        log_survivals = batch.survivals_PNL
+        conditional = log_survivals.diff(dim=-1, prepend=torch.zeros_like(log_survivals[..., :1]))
+        steps = log_survivals.shape[-1]
+        places = self.places[:steps].expand(*log_survivals.shape, -1)
+        of_candidate = batch.features_PNF[:, :, None].expand(*log_survivals.shape, -1)
+        of_prefix = torch.stack([log_survivals / 8, conditional / 2, conditional.exp()], dim=-1)
+        inner = gelu(self.first(torch.cat([of_candidate, of_prefix, places], dim=-1)))
+        logits: torch.Tensor = self.out(gelu(self.second(inner))).squeeze(-1)
+        return logits
+
+
+def survivals(logits_PNL: torch.Tensor, lengths_PN: torch.Tensor) -> torch.Tensor:
+    """(P, N, L) probabilities that each prefix is accepted; 0 in padding. Their sum is the expected accepted length."""
+    there = torch.arange(logits_PNL.shape[-1], device=logits_PNL.device) < lengths_PN[..., None]
+    return logsigmoid(logits_PNL).cumsum(dim=-1).exp() * there

@@ -1,0 +1,42 @@
+"""A scorer at work in the loop."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from choicespec.candidates.sets import Candidate, Ranked
+from choicespec.scorer.examples import set_arrays
+from choicespec.scorer.files import Scorer
+from choicespec.scorer.model import Batch, survivals
+
+
+class ScorerRanker:
+    """Chooses the candidate with the largest expected accepted length.
+
+    Args:
+        scorer: of the pair.
+        hidden_state: reads the output of a decoder layer at the token before the anchor, (H,) each.
+    """
+
+    def __init__(self, scorer: Scorer, hidden_state: Callable[[int], torch.Tensor]) -> None:
+        self._net, self._manifest = scorer
+        self._hidden_state = hidden_state
+
+    def best(self, candidates: Sequence[Candidate], anchor: int) -> Ranked:
+        """See ``Ranker.best``."""
+        longest = max(len(candidate.token_ids) for candidate in candidates)
+        sets = set_arrays([candidates], len(candidates), longest)
+        states = [self._hidden_state(layer).float().cpu() for layer in self._manifest.layers]
+        batch = Batch(
+            torch.cat(states)[None],
+            torch.tensor([anchor]),
+            torch.from_numpy(sets.token_ids.astype(np.int64)),
+            torch.from_numpy(sets.survivals),
+            torch.from_numpy(sets.features),
+            torch.from_numpy(sets.lengths.astype(np.int64)),
+        )
+        with torch.inference_mode():
+            survivals_NL = survivals(self._net(batch), batch.lengths_PN)[0]
+        best = int(survivals_NL.sum(dim=-1).argmax())
+        return Ranked(candidates[best], survivals_NL[best, : len(candidates[best].token_ids)].tolist())

@@ -1,0 +1,207 @@
+"""The scorer table: its rows, and the published rows beside them."""
+
+import csv
+from collections.abc import Iterator
+from importlib import resources
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from choicespec.records import Estimate
+from choicespec.reports.scorer_table import PUBLISHED, PublishedRow, counterpart, published_rows, scorer_table
+from choicespec.scorer.evaluate import Comparison, Ranking
+from choicespec.scorer.table import Row, Variant, variants
+from choicespec.spec.experiment import load_experiment
+from choicespec.spec.training import FitSpec, ScorerTraining
+from rich.console import Console
+
+EXPERIMENTS = Path(__file__).parents[2] / "jobs" / "experiments"
+NUM_LAYERS = 30  # of the embedded default, which the experiment is about
+UNION = ("union", "union_mtp", "union_all")  # with a drafter's proposals among the candidates, which there is not yet
+TRAINING = ScorerTraining(pair="p", layers=(24,), other_layers=(8, 30), train_limits={"tool_call": 8})
+
+
+def estimate(value: float) -> Estimate:
+    return Estimate(value=value, low=value - 0.125, high=value + 0.125, n=64)
+
+
+def ranking(top1: float, accepted: float, on_path: float) -> Ranking:
+    return Ranking(top1=estimate(top1), accepted=estimate(accepted), accepted_on_path=estimate(on_path))
+
+
+FOUND = Comparison(
+    prior=ranking(0.5, 2.0, 3.0),
+    scorer=ranking(0.75, 2.5, 3.75),
+    oracle=ranking(1.0, 3.0, 4.0),
+    candidates=8.5,
+    positions=640,
+    calibration_error_tokens=0.25,
+    bias_tokens=-0.0625,
+)
+
+
+def row(variant: Variant | None = None, task: str = "tool_call", precision: str = "float32") -> Row:
+    """A row with figures made up."""
+    chosen = variant or next(variants(TRAINING))
+    return Row(variant=chosen, task=task, precision=precision, train_prompts=96, found=FOUND)
+
+
+def rows_of_the_experiment() -> Iterator[Row]:
+    """Every row that ``jobs.train evaluate scorer`` makes."""
+    experiment = load_experiment("scorer", EXPERIMENTS)
+    assert experiment.scorer is not None
+    training = experiment.scorer
+    main = experiment.pairs[training.pair].target.precision
+    for task in training.train_limits:
+        yield from (row(variant, task, main) for variant in variants(training))
+        for name in training.transfer:
+            yield row(next(variants(training)), task, experiment.pairs[name].target.precision)
+
+
+def published(target: str, hidden: str) -> PublishedRow:
+    (found,) = [
+        one for one in published_rows() if (one.target, one.hidden, one.candidates) == (target, hidden, "finite")
+    ]
+    return found
+
+
+def cells(*rows: Row) -> list[dict[str, str]]:
+    """A dictionary from heading to cell, a row each."""
+    table = scorer_table(rows, NUM_LAYERS, "mine")
+    columns = {str(column.header): list(map(str, column.cells)) for column in table.columns}
+    return [{heading: column[number] for heading, column in columns.items()} for number in range(len(rows))]
+
+
+def test_the_published_tables_are_whole() -> None:
+    """Fails if a row of what others measured is lost, or a number of it is no number."""
+    scorer = list(csv.DictReader(PUBLISHED.read_text(encoding="utf-8").splitlines()))
+    decode_file = resources.files("choicespec.reports") / "published" / "decode.csv"
+    decode = list(csv.DictReader(decode_file.read_text(encoding="utf-8").splitlines()))
+    assert (len(decode), len(scorer)) == (92, 13)
+    assert len({tuple(one.values()) for one in decode}) == 92
+    assert len(published_rows()) == 13
+    for one in published_rows():
+        prior, best, oracle = (float(one[5]), float(one[6]), float(one[7]))
+        assert 0 < prior < best < oracle
+        assert 0 < float(one.prior_top1_percent) <= 100
+        assert 0 < float(one.scorer_top1_percent) <= 100
+    for line in decode:
+        assert None not in line.values(), "as many fields as headings"
+        assert float(line["speedup"]) > 0
+        assert float(line["decode_tokens_per_s"]) > 0
+        assert 0 <= float(line["match_percent"]) <= 100
+
+
+def test_every_published_finite_row_has_a_counterpart() -> None:
+    """Fails if the experiment that stands beside the published table leaves a row of it without one of ours."""
+    found = {counterpart(one, NUM_LAYERS) for one in rows_of_the_experiment()}
+    missing = [one for one in published_rows() if one.candidates == "finite" and one not in found]
+    assert not missing
+
+
+def test_published_rows_with_a_drafters_proposals_have_none() -> None:
+    """Fails if a row of finite candidates stands beside one whose sets also hold what a drafter proposed."""
+    found = {counterpart(one, NUM_LAYERS) for one in rows_of_the_experiment()} - {None}
+    assert {one.candidates for one in found if one} == {"finite"}
+    assert {one.candidates for one in published_rows()} == {"finite", *UNION}
+
+
+def test_a_row_stands_beside_the_published_one_of_its_kind() -> None:
+    """Fails if a figure is compared with that of another precision, layer or task."""
+    main, last = (
+        variant for variant in variants(TRAINING) if variant.name in ("scorer", "layer 30")
+    )
+    assert counterpart(row(main), NUM_LAYERS) == published("Qwen3-4B", "bf16")
+    assert counterpart(row(main, "python_repo"), NUM_LAYERS) == published("Qwen3-4B (Python)", "bf16")
+    assert counterpart(row(last), NUM_LAYERS) == published("Qwen3.8-27B", "bf16 (layer 64)")
+    nf4 = published("Qwen3.8-27B", "NF4, scorer trained on bf16")
+    assert counterpart(row(main, precision="q4_0 float32"), NUM_LAYERS) == nf4
+    fp8 = published("Qwen3.8-27B", "FP8, scorer trained on bf16")
+    assert counterpart(row(main, precision="bfloat16"), NUM_LAYERS) == fp8
+
+
+def test_three_quarters_of_the_layers_are_the_published_earlier_layer() -> None:
+    """Fails if the published layer 48 of 64 stands beside a layer of another depth."""
+    earlier = published("Qwen3.8-27B", "bf16 (layer 48)")
+    for layer, num_layers in ((24, 32), (27, 36), (48, 64)):
+        variant = Variant(name=f"layer {layer}", layers=(layer,), fit=FitSpec())
+        assert counterpart(row(variant), num_layers) == earlier
+        assert counterpart(row(variant), 2 * num_layers) is None
+
+
+@pytest.mark.parametrize("precision", ["q4_0 float32", "bfloat16"])
+def test_code_on_another_precision_was_not_published(precision: str) -> None:
+    """Fails if a quantised target's figures on code stand beside those of one that was not."""
+    assert counterpart(row(task="python_repo", precision=precision), NUM_LAYERS) is None
+
+
+def test_ablations_were_not_published() -> None:
+    """Fails if a scorer without hidden states, of another split or of another seed stands beside a published one."""
+    ablations = [variant for variant in variants(TRAINING) if not variant.name.startswith(("layer", "scorer"))]
+    assert len(ablations) == 6
+    for variant in ablations:
+        for task in ("tool_call", "python_repo"):
+            assert counterpart(row(variant, task), NUM_LAYERS) is None
+
+
+def test_variants_differ_from_the_scorer_in_what_they_are_named_for() -> None:
+    """Fails if an ablation is the scorer itself under another name, changes two things at once, or comes twice."""
+    main, *others = variants(TRAINING)
+    assert (main.layers, main.split_by, main.hidden_states, main.prior) == ((24,), "prompt", True, True)
+    assert main.fit == TRAINING.fit
+    every = [variant.model_dump(exclude={"name"}) for variant in (main, *others)]
+    assert all(one not in every[:number] for number, one in enumerate(every))
+    changes = {
+        variant.name: {field for field, value in variant if value != getattr(main, field)} - {"name"}
+        for variant in others
+    }
+    assert changes == {
+        "split by function": {"split_by"},
+        "layer 8": {"layers"},
+        "layer 30": {"layers"},
+        "without hidden state": {"hidden_states"},
+        "without hidden state, by function": {"hidden_states", "split_by"},
+        "without prior features": {"prior"},
+        "seed 1": {"fit"},
+        "seed 2": {"fit"},
+    }
+
+
+def test_another_first_seed_still_gives_other_seeds() -> None:
+    """Fails if a scorer that was fitted with seed 1 is compared with itself."""
+    training = TRAINING.model_copy(update={"fit": FitSpec(seed=1)})
+    seeds = [variant.fit.seed for variant in variants(training) if variant.name.startswith(("scorer", "seed"))]
+    assert len(set(seeds)) == len(seeds) == 3
+
+
+def test_a_row_holds_every_figure_with_its_interval_and_n() -> None:
+    """Fails if a figure is printed without its interval, under another heading, or without what it was measured on."""
+    (found,) = cells(row())
+    (last,) = [heading for heading in found if heading.startswith("published")]
+    assert found.pop(last) == "Qwen3-4B bf16: 60.3 -> 80.3; 3.84 -> 4.73 (5.48)"
+    assert found == {
+        "task": "tool_call",
+        "scorer": "scorer",
+        "target": "float32",
+        "n": "64",
+        "top-1 %": "50.0 -> 75.0 [62.5, 87.5]",
+        "accepted, all positions": "2.00 -> 2.50 [2.38, 2.62] (3.00)",
+        "gap %": "75",
+        "accepted, decode path": "3.00 -> 3.75 [3.62, 3.88] (4.00)",
+        "calibration": "0.25",
+    }
+
+
+def test_both_shares_of_the_gap_are_printed() -> None:
+    """Fails if one column of the two is printed twice."""
+    table = scorer_table([row()], NUM_LAYERS, "mine")
+    assert [list(column.cells) for column in table.columns if column.header == "gap %"] == [["50"], ["75"]]
+
+
+def test_the_table_prints() -> None:
+    """Fails if rich takes an interval for markup, or if a row without a counterpart cannot be printed."""
+    text = StringIO()
+    rows = [row(), row(task="python_repo"), row(next(variants(TRAINING)).model_copy(update={"hidden_states": False}))]
+    Console(file=text, width=240).print(scorer_table(rows, NUM_LAYERS, "mine"))
+    for part in ("mine", "50.0 -> 75.0 [62.5, 87.5]", "3.75 [3.62, 3.88]", "Qwen3-4B (Python) bf16: 63.0 -> 70.8"):
+        assert part in text.getvalue()
