@@ -179,6 +179,7 @@ def test_recording_again_gives_the_same() -> None:
     first = record_batch(model, WIDE, rules, KEPT)
     alone = record_batch(model, WIDE[1:2], rules[1:2], (2,))
     again = record_batch(model, WIDE, rules, KEPT)
+    assert not any(layer._forward_hooks for layer in model.get_decoder().layers)
     assert list(alone[0].hidden_states) == [2]
     assert alone[0].output_ids == first[1].output_ids
     for found, expected in zip(again, first, strict=True):

@@ -42,7 +42,10 @@ def smollm2() -> HfRuntime:
 @pytest.fixture(scope="module")
 def target(smollm2: HfRuntime) -> CausalLmTarget:
     """A second target on the same weights that keeps hidden states of two layers."""
-    return CausalLmTarget(smollm2.model, hidden_layers=(12, 30))
+    second = CausalLmTarget(smollm2.model)
+    for layer in (12, 30):
+        second.watch(layer)
+    return second
 
 
 def _request(runtime: HfRuntime, text: str, max_new_tokens: int) -> Request:
@@ -108,6 +111,13 @@ def test_hidden_states_are_those_of_the_last_kept_position(smollm2: HfRuntime, t
     with torch.inference_mode():
         every_layer = smollm2.model(torch.tensor([[*prompt, anchor, right]]), output_hidden_states=True).hidden_states
     torch.testing.assert_close(found, every_layer[12][0, -1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("layer", [-1, 0, 31])
+def test_a_layer_that_the_target_lacks_is_refused(smollm2: HfRuntime, layer: int) -> None:
+    """Fails if layers are counted from 0, or if -1 is the last one: a scorer would read another layer's states."""
+    with pytest.raises(ValueError, match=f"hidden layer {layer} is not one of the target's layers 1 to 30"):
+        CausalLmTarget(smollm2.model).watch(layer)
 
 
 def test_a_cache_that_forgets_too_little_is_caught(smollm2: HfRuntime, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from choicespec.cluster.connect import ADDRESS_VARIABLE
 from choicespec.tracking import URI_VARIABLE
 from integration.processes import DEADLINE_S, await_from, free_port
 
-from jobs.bench import HOME_VARIABLE
+from jobs.terminal import HOME_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 RAY = Path(sys.executable).with_name("ray")

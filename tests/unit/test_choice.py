@@ -171,7 +171,7 @@ def test_what_the_last_steps_yielded_decides_how_much_is_verified() -> None:
     """Fails if a draft costs a verification that would settle more elsewhere: after long drafts, a doubtful one of the
     same length is cut shorter than at first."""
     sure = request("abcdefgh" * 40)
-    doubtful = request("ab" + "".join(f"{a}{b}" for a in "xyzuvw" for b in "ab"))
+    doubtful = request("abcdefgh. abcdefgh. ab")
     proposer = fresh(Choice(block_length=8))
     at_first = draft(proposer, doubtful)[0]
     proposer.begin(sure)

@@ -25,6 +25,7 @@ GOOD: dict[str, Any] = {
         "faster": {"kind": "ngram", "max_ngram": 5},
     },
 }
+SCORER: dict[str, Any] = {"pair": "small", "runtime": "here", "layers": [3], "train_limits": {"calls": 8, "code": 4}}
 TRIAL: dict[str, Any] = {
     "pair": {"target": {"model": "m", "tensor_parallel": 2}, "gpus": 4},
     "runtime": {"kind": "hf"},
@@ -71,8 +72,8 @@ def test_every_experiment_of_the_project_loads(path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("method", {}, "method: unknown field; known fields: name, pairs, runtimes, tasks, methods, matrix"),
-        ("pairs.small.gpu", 1, "pairs.small.gpu: unknown field; known fields: target, gpus"),
+        ("method", {}, "method: unknown field; known fields: name, pairs, runtimes, tasks, methods, matrix, scorer"),
+        ("pairs.small.gpu", 1, "pairs.small.gpu: unknown field; known fields: target, scorer, gpus"),
         ("pairs.small.target.typ", 1, "pairs.small.target.typ: unknown field; known fields: model, revision, dtype"),
         ("runtimes.here.thread", 1, "runtimes.here.thread: unknown field; known fields: kind, threads"),
         ("tasks.calls.limits", 1, "tasks.calls.limits: unknown field; known fields: kind, limit, context_tokens"),
@@ -89,6 +90,19 @@ def test_every_experiment_of_the_project_loads(path: Path) -> None:
         ("pairs.small.target.dtype", "int4", "pairs.small.target.dtype: Input should be 'float32', 'bfloat16' or"),
         ("pairs.small.target.quantization", "q4_1", "target.quantization: Input should be 'q4_0' or 'q8_0'"),
         ("pairs.small.target.tensor_parallel", 2, "pairs.small: target.tensor_parallel=2 needs as many gpus; gpus=0"),
+        ("pairs.small.scorer.file", "f", "pairs.small.scorer.file: unknown field; known fields: folder, transfer"),
+        ("methods.new", {"kind": "choice", "selection": "best"}, "methods.new.selection: Input should be 'prior' or 'sc"),
+        ("methods.new", {"kind": "choice", "min_survival": 2}, "methods.new.min_survival: Input should be less than or"),
+        ("scorer", {**SCORER, "layer": 1}, "scorer.layer: unknown field; known fields: pair, runtime, layers"),
+        ("scorer", {**SCORER, "fit": {"epoch": 1}}, "scorer.fit.epoch: unknown field; known fields: epochs, batch_size"),
+        ("scorer", {**SCORER, "fit": {"epochs": 0}}, "scorer.fit.epochs: Input should be greater than or equal to 1"),
+        ("scorer", {**SCORER, "layers": []}, "scorer.layers: Tuple should have at least 1 item"),
+        ("scorer", {**SCORER, "layers": [0]}, "scorer.layers.0: Input should be greater than or equal to 1"),
+        ("scorer", {**SCORER, "pair": "smal"}, "scorer.pair and scorer.transfer: unknown name 'smal'; known: small, la"),
+        ("scorer", {**SCORER, "transfer": ["q"]}, "scorer.pair and scorer.transfer: unknown name 'q'; known: small, l"),
+        ("scorer", {**SCORER, "runtime": "hf"}, "scorer.runtime: unknown name 'hf'; known: here"),
+        ("scorer", {**SCORER, "train_limits": {"cals": 1}}, "scorer.train_limits: unknown name 'cals'; known: calls"),
+        ("scorer", {**SCORER, "train_limits": {"calls": 0}}, "scorer.train_limits.calls: Input should be greater than"),
         ("matrix", [{}, {"tasks": ["cals"]}], "matrix.1.tasks: unknown name 'cals'; known: calls, code"),
         ("matrix", [{"methods": []}], "matrix.0.methods: Tuple should have at least 1 item"),
         ("matrix", [], "matrix: Tuple should have at least 1 item"),
@@ -187,6 +201,12 @@ def test_narrowed_drops_blocks_that_have_nothing_left() -> None:
     assert [(model, method) for model, _, method in labels(narrowed)] == [("n", "autoregressive")] * 2
 
 
+def test_an_experiment_that_trains_a_scorer_can_be_narrowed() -> None:
+    """Fails if a short measurement of one task is refused because of what is trained for it."""
+    narrowed = parse(scorer=SCORER).narrowed(limit=3, tasks=["calls"], methods=["fast"])
+    assert labels(narrowed) == [(model, "tool_call", "ngram k=8") for model in ("m", "n")]
+
+
 @pytest.mark.parametrize(
     ("names", "said"),
     [
@@ -227,6 +247,8 @@ OTHER_VALUES: dict[str, object] = {
     "pair.target.dtype": "bfloat16",
     "pair.target.quantization": "q4_0",
     "pair.target.tensor_parallel": 1,
+    "pair.scorer.folder": "f",
+    "pair.scorer.transfer": True,
     "pair.gpus": 2,
     "runtime.kind": "scripted",
     "runtime.threads": 1,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
+from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, one_hot
 from torch.nn.utils import clip_grad_norm_
 
 from choicespec.scorer.examples import Examples, SetArrays
@@ -17,6 +17,9 @@ _SHARPNESS = 2.0  # of the choice that the listwise loss looks at, in accepted t
 _LARGEST_GRADIENT = 1.0
 _LEAST_DEVIATION = 1e-3
 _NEVER = -1e4
+_SET_TOKENS = 4.0  # reached tokens of a set, about: what makes the two losses alike in size
+_CALIBRATION_EVERY = 10  # requests, of which one is set aside
+_CALIBRATION_BATCH = 512
 
 
 class Dataset(NamedTuple):
@@ -75,7 +78,9 @@ def fit(
     read_RH = dataset.hidden_RH[dataset.examples.rows].astype(np.float32)
     net.mean_H.copy_(torch.from_numpy(read_RH.mean(axis=0)))
     net.deviation_H.copy_(torch.from_numpy(read_RH.std(axis=0) + _LEAST_DEVIATION))
-    positions = np.flatnonzero(dataset.examples.sets.lengths[:, 0] > 0)
+    there = dataset.examples.sets.lengths[:, 0] > 0
+    set_aside = dataset.examples.requests % _CALIBRATION_EVERY == 0
+    positions = np.flatnonzero(there & ~set_aside)
     count = max(1, len(positions) // spec.batch_size)
     optimizer = torch.optim.AdamW(net.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -84,9 +89,7 @@ def fit(
     for epoch in range(spec.epochs):
         total = 0.0
         for chosen in np.array_split(order.permutation(positions), count):
-            batch = batch_of(dataset, np.sort(chosen))
-            accepted_PN = torch.from_numpy(dataset.examples.accepted[np.sort(chosen)].astype(np.int64))
-            loss = _loss(net(batch), accepted_PN, batch.lengths_PN, spec.listwise_weight)
+            loss = _loss(net, dataset, np.sort(chosen), spec.listwise_weight)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             clip_grad_norm_(net.parameters(), _LARGEST_GRADIENT)
@@ -94,7 +97,9 @@ def fit(
             schedule.step()
             total += loss.item()
         on_epoch(epoch + 1, total / count)
-    return net.eval()
+    net.eval()
+    _calibrate(net, dataset, np.flatnonzero(there & set_aside))
+    return net
 
 
 def _shape(dataset: Dataset, embed: Embed) -> Shape:
@@ -103,18 +108,59 @@ def _shape(dataset: Dataset, embed: Embed) -> Shape:
     return Shape(dataset.hidden_RH.shape[1], embedding_size, sets.features.shape[-1], sets.token_ids.shape[-1])
 
 
-def _loss(
-    logits_PNL: torch.Tensor, accepted_PN: torch.Tensor, lengths_PN: torch.Tensor, listwise_weight: float
-) -> torch.Tensor:
-    """Each token judged where the tokens before it were accepted, and the candidates of a set against each other."""
-    place_L = torch.arange(logits_PNL.shape[-1])
-    reached = (place_L <= accepted_PN[..., None]) & (place_L < lengths_PN[..., None])
-    right = (place_L < accepted_PN[..., None]).to(logits_PNL)
+def _calibrate(net: ScorerNet, dataset: Dataset, positions: NDArray[np.int64]) -> None:
+    """Scale and shift the logits so that those of the chosen candidates are probabilities, on requests set aside.
+
+    A candidate that was chosen for its logits is better than others with the same logits, so that a net which is right
+    on average expects too little of its choice.
+
+    Source: J. Platt, "Probabilistic Outputs for Support Vector Machines" (1999), section 2.
+    """
+    if not len(positions):
+        return
+    parts = []
+    with torch.no_grad():
+        for chosen in np.array_split(positions, len(positions) // _CALIBRATION_BATCH + 1):
+            batch = batch_of(dataset, chosen)
+            reached, right = _judged(dataset.examples, chosen)
+            logits_PNL = net(batch)
+            best = survivals(logits_PNL, batch.lengths_PN).sum(dim=-1).argmax(dim=-1)
+            judged = reached & one_hot(best, reached.shape[1])[..., None].bool()
+            parts.append((logits_PNL[judged], right[judged]))
+    logits, right = (torch.cat(column) for column in zip(*parts, strict=True))
+    fitted = torch.tensor([1.0, 0.0], requires_grad=True)  # scale, shift
+    optimizer = torch.optim.LBFGS([fitted], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = binary_cross_entropy_with_logits(fitted[0] * logits + fitted[1], right)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    net.scale.copy_(fitted.detach()[0])
+    net.shift.copy_(fitted.detach()[1])
+
+
+def _judged(examples: Examples, positions: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(P, N, L) which tokens are reached, the tokens before them accepted; and 1 where a token is accepted."""
+    accepted_PN1 = torch.from_numpy(examples.accepted[positions].astype(np.int64))[..., None]
+    lengths_PN1 = torch.from_numpy(examples.sets.lengths[positions].astype(np.int64))[..., None]
+    place_L = torch.arange(examples.sets.token_ids.shape[-1])
+    return (place_L <= accepted_PN1) & (place_L < lengths_PN1), (place_L < accepted_PN1).float()
+
+
+def _loss(net: ScorerNet, dataset: Dataset, positions: NDArray[np.int64], listwise_weight: float) -> torch.Tensor:
+    """Each token judged where it is reached, and the candidates of a set against each other."""
+    batch = batch_of(dataset, positions)
+    logits_PNL, lengths_PN = net(batch), batch.lengths_PN
+    reached, right = _judged(dataset.examples, positions)
     judged = binary_cross_entropy_with_logits(logits_PNL, right, reduction="none") * reached
-    scores_PN = survivals(logits_PNL, lengths_PN).sum(dim=-1)
+    accepted_PN = right.mul(reached).sum(dim=-1)
     missing = lengths_PN == 0
+    scores_PN = survivals(logits_PNL, lengths_PN).sum(dim=-1)
     chosen_PN = log_softmax((_SHARPNESS * scores_PN).masked_fill(missing, _NEVER), dim=-1)
     best = (accepted_PN == accepted_PN.amax(dim=-1, keepdim=True)) & ~missing
-    differ = accepted_PN.amax(dim=-1) > accepted_PN.masked_fill(missing, place_L.numel()).amin(dim=-1)
+    differ = accepted_PN.amax(dim=-1) > accepted_PN.masked_fill(missing, logits_PNL.shape[-1]).amin(dim=-1)
     listwise_P = -chosen_PN.masked_fill(~best, _NEVER).logsumexp(dim=-1) * differ
-    return judged.sum(dim=(1, 2)).mean() / 4 + listwise_weight * listwise_P.sum() / differ.sum().clamp(min=1)
+    return judged.sum(dim=(1, 2)).mean() / _SET_TOKENS + listwise_weight * listwise_P.sum() / differ.sum().clamp(min=1)

@@ -67,6 +67,8 @@ class ScorerNet(nn.Module):
     shape: Shape
     mean_H: torch.Tensor
     deviation_H: torch.Tensor
+    scale: torch.Tensor  # with the shift, makes the logits probabilities
+    shift: torch.Tensor
 
     def __init__(self, shape: Shape, embed: Embed, reads: Reads = Reads()) -> None:  # noqa: B008  (immutable)
         super().__init__()
@@ -74,6 +76,8 @@ class ScorerNet(nn.Module):
         self._embed, self._reads = embed, reads
         self.register_buffer("mean_H", torch.zeros(shape.hidden_size))
         self.register_buffer("deviation_H", torch.ones(shape.hidden_size))
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("shift", torch.zeros(()))
         self.state_query = nn.Linear(shape.hidden_size, shape.width)
         self.anchor_query = nn.Linear(shape.embedding_size, shape.width, bias=False)
         self.token = nn.Linear(shape.embedding_size, shape.width, bias=False)
@@ -93,7 +97,9 @@ class ScorerNet(nn.Module):
         tokens_PNLD = self.token(embedded)[places[positions:]].view(*batch.token_ids_PNL.shape, -1)
         logits: torch.Tensor = (tokens_PNLD.cumsum(dim=2) @ query_PD[:, None, :, None]).squeeze(-1)
         logits = logits * query_PD.shape[-1] ** -0.5
-        return logits + self.prior(batch) if self._reads.prior else logits
+        if self._reads.prior:
+            logits = logits + self.prior(batch)
+        return self.scale * logits + self.shift
 
 
 class _PriorLogits(nn.Module):

@@ -55,9 +55,6 @@ def variants(training: ScorerTraining) -> Iterator[Variant]:
         if (layer,) != training.layers:
             yield main.model_copy(update={"name": f"layer {layer}", "layers": (layer,)})
     yield main.model_copy(update={"name": "without hidden state", "hidden_states": False})
-    yield main.model_copy(
-        update={"name": "without hidden state, by function", "hidden_states": False, "split_by": "function"}
-    )
     yield main.model_copy(update={"name": "without prior features", "prior": False})
     for seed in OTHER_SEEDS:
         fit_spec = training.fit.model_copy(update={"seed": seed})

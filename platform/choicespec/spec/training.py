@@ -15,7 +15,7 @@ class FitSpec(Frozen):
         seed: of the first weights and the order.
     """
 
-    epochs: int = Field(default=4, ge=1)
+    epochs: int = Field(default=3, ge=1)
     batch_size: int = Field(default=128, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
     weight_decay: float = Field(default=0.01, ge=0)
