@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 from choicespec.candidates.sets import Features
 from choicespec.errors import ChoiceSpecError
@@ -18,6 +19,7 @@ from integration.small_scorers import HIDDEN, LENGTH, embed, hand_made, random_b
 QUICK = FitSpec(epochs=6, batch_size=32, learning_rate=1e-2)
 TRAIN, TEST = 960, 400
 _HALF = 3  # tokens of a candidate
+_OF_A_REQUEST = 8  # positions
 ROUNDING = 1e-6
 SEEDS = st.integers(0, 2**20)
 
@@ -51,8 +53,9 @@ def toy(positions: int, seed: int, by_features: bool = False) -> Dataset:
         np.full((positions, 2), _HALF, np.int8),
     )
     accepted = np.where(right, _HALF, 0).astype(np.int8)
-    zeros = np.zeros(positions, np.int32)
-    return Dataset(Examples(sets, accepted, zeros, np.arange(positions), zeros), hidden.astype(np.float16))
+    anchors, rows = np.zeros(positions, np.int32), np.arange(positions)
+    requests = (rows // _OF_A_REQUEST).astype(np.int32)
+    return Dataset(Examples(sets, accepted, anchors, rows, requests), hidden.astype(np.float16))
 
 
 def fitted(dataset: Dataset, reads: Reads = Reads(), spec: FitSpec = QUICK) -> ScorerNet:  # noqa: B008  (immutable)
@@ -94,6 +97,29 @@ def test_probabilities_are_learnt_as_well_as_the_choice() -> None:
     right = test.examples.accepted > 0
     assert expected[right].mean() > 2.5
     assert expected[~right].mean() < 0.5
+
+
+@pytest.mark.parametrize("reads", [Reads(), Reads(hidden_states=False)], ids=str)
+def test_what_is_expected_comes_true_on_average(reads: Reads) -> None:
+    """Fails if the choice of the best looking candidate makes the expectation of it too large or too small, whether it
+    is a good choice or a blind one: the drafts would be too long or too short."""
+    train, test = (_with_surprises(toy(positions, seed), seed) for positions, seed in ((4 * TRAIN, 1), (4 * TEST, 2)))
+    expected = expected_lengths(fitted(train, reads), test)
+    chosen = expected.argmax(axis=1)
+    every = np.arange(len(chosen))
+    bias = expected[every, chosen].mean() - test.examples.accepted[every, chosen].mean()
+    assert abs(bias) < 0.2  # of 3 tokens; 1600 choices
+
+
+def _with_surprises(dataset: Dataset, seed: int) -> Dataset:
+    """Three of ten candidates that should be right end early."""
+    dice = np.random.default_rng(seed)
+    accepted = dataset.examples.accepted
+    ended = np.minimum(accepted, dice.integers(0, _HALF, accepted.shape))
+    surprising = dice.random(accepted.shape) < 0.3
+    return dataset._replace(
+        examples=dataset.examples._replace(accepted=np.where(surprising, ended, accepted).astype(np.int8))
+    )
 
 
 def test_rows_and_not_positions_say_which_state_is_read() -> None:
@@ -280,11 +306,12 @@ def test_joined_one_is_itself() -> None:
         np.testing.assert_array_equal(array, expected)
 
 
-def test_nothing_to_learn_from_gives_no_scorer_of_nan() -> None:
-    """Fails if weights that are not numbers are saved where every prompt was left out, and are found out only when they
-    are loaded."""
+@pytest.mark.parametrize("counts", [[], [9], [0, 2]], ids=["no positions", "one request", "a second request"])
+def test_little_to_learn_from_gives_no_scorer_of_nan(counts: list[int]) -> None:
+    """Fails if weights that are not numbers are saved where few prompts or none are left, and are found out only when
+    they are loaded."""
     try:
-        net = fitted(numbered([], 0, rows=4))
+        net = fitted(numbered(counts, 0, rows=12))
     except ChoiceSpecError:
         return  # a refusal is as good
     assert all(torch.isfinite(value).all() for value in net.state_dict().values())

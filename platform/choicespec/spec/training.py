@@ -1,8 +1,13 @@
 """How a scorer is trained, and what its table compares."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from choicespec.spec.frozen import Frozen
+
+
+Count = Annotated[int, Field(ge=1)]
 
 
 class FitSpec(Frozen):
@@ -41,11 +46,11 @@ class ScorerTraining(Frozen):
 
     pair: str
     runtime: str = "hf"
-    layers: tuple[int, ...] = Field(min_length=1)
-    other_layers: tuple[int, ...] = ()
+    layers: tuple[Count, ...] = Field(min_length=1)
+    other_layers: tuple[Count, ...] = ()
     block_length: int = Field(default=8, ge=1)
     num_candidates: int = Field(default=16, ge=2)
-    train_limits: dict[str, int] = Field(min_length=1)
+    train_limits: dict[str, Count] = Field(min_length=1)
     batch_size: int = Field(default=32, ge=1)
     fit: FitSpec = FitSpec()
     transfer: tuple[str, ...] = ()
