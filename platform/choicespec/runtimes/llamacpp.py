@@ -18,12 +18,13 @@ from choicespec.runtimes.llamacpp_server import PACKAGE
 from choicespec.spec.method import Autoregressive, Draft, MethodSpec, Ngram
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import LlamaCppRuntimeSpec
-from choicespec.tasks.tokenizer import Message, Tool
+from choicespec.tasks.tokenizer import Message, Tokenizer, Tool
 
 _INSTALL = "pip install 'choicespec[llamacpp]'"
 _FINISH_REASONS: dict[str, FinishReason] = {"eos": "eos", "word": "stop", "limit": "length"}
 # The largest logit, whatever a GGUF recommends to sample with; and nothing of the request before.
 _GREEDY = {"samplers": ["top_k"], "top_k": 1, "temperature": 0.0, "cache_prompt": False}
+_SPARE_TOKENS = 1  # where drafts fill the context to its end, the server stops a token early
 _CONTROL = 3  # the kind of token that llama.cpp leaves out of texts
 Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
@@ -94,7 +95,7 @@ class LlamaCppRuntime:
         self._program = _find_program(spec, pair)
         self._header = read_header(locate_gguf(pair.target.model))
         self._servers: dict[tuple[str, ...], LlamaCppServer] = {}
-        self.tokenizer = LlamaCppTokenizer(self._header, lambda path, body: self._plain().post(path, body))
+        self.tokenizer: Tokenizer = LlamaCppTokenizer(self._header, lambda path, body: self._plain().post(path, body))
         self.context_tokens = self._read_context()
         self.build = _read_build(self._program)
         self.precision = self._header.file_type
@@ -165,7 +166,16 @@ class LlamaCppRuntime:
     def _common_flags(self) -> list[str]:
         threads = str(self._spec.threads)
         flags = ["--model", str(self._header.path), "--host", "127.0.0.1", "--port", "0"]
-        flags += ["--ctx-size", str(self.context_tokens), "--parallel", "1", "--fit", "off", "--cache-ram", "0"]
+        flags += [
+            "--ctx-size",
+            str(self.context_tokens + _SPARE_TOKENS),
+            "--parallel",
+            "1",
+            "--fit",
+            "off",
+            "--cache-ram",
+            "0",
+        ]
         flags += ["--threads", threads, "--threads-batch", threads]
         if self._program != PACKAGE:
             flags += ["--n-gpu-layers", "999"] if self._pair.gpus else ["--device", "none"]
@@ -175,7 +185,7 @@ class LlamaCppRuntime:
         trained, asked = self._header.context_tokens, self._spec.context_tokens
         if asked is not None and asked > trained:
             raise SpecError(f"runtime.context_tokens={asked} exceeds the {trained} that the target was trained for")
-        return asked or trained
+        return min(asked or trained, trained - _SPARE_TOKENS)
 
 
 class _Counts(NamedTuple):

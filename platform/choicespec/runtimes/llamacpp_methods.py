@@ -64,15 +64,16 @@ def _draft_flags(pair: PairSpec, target: GgufHeader, method: Draft) -> tuple[str
     drafter = pair.drafters.get(method.drafter)
     if drafter is None:
         raise _CannotBe(f"the pair has no drafter {method.drafter!r}; known: {', '.join(pair.drafters) or 'none'}")
-    header = target if drafter.model is None else read_header(locate_gguf(drafter.model))
-    if header is not target:
+    header, file = target, tuple[str, ...]()  # an MTP head may be the target's own
+    if drafter.model is not None:
+        header = read_header(locate_gguf(drafter.model))
+        file = ("--spec-draft-model", str(header.path))
         _check_vocabulary(target, header)
     if drafter.kind == "mtp":
         _check_mtp(target, header, method)
     elif drafter.kind in ("dflash", "dflash2"):
         _check_dflash(target, header, drafter, method)
     kind = {"draft_model": "draft-simple", "mtp": "draft-mtp"}.get(drafter.kind, "draft-dflash")
-    file = () if header is target else ("--spec-draft-model", str(header.path))
     # Every draft has k tokens, whatever the drafter thinks of them: a build's own default may end one earlier.
     return ("--spec-type", kind, *file, "--spec-draft-n-max", str(method.num_draft_tokens), "--spec-draft-p-min", "0")
 
