@@ -36,7 +36,7 @@ class SmallGguf:
         writer.add_head_count_kv(_KV_HEADS)
         writer.add_key_length(_HEAD_SIZE)
         writer.add_value_length(_HEAD_SIZE)
-        writer.add_rope_dimension_count(_HEAD_SIZE // 2)
+        writer.add_rope_dimension_count(_HEAD_SIZE)
         writer.add_layer_norm_rms_eps(1e-5)
 
     def vocabulary(self, words: Sequence[str] = ("he", "<|end|>", "<|mask|>")) -> int:
@@ -114,7 +114,7 @@ def write_qwen35(path: Path, seed: int = 0, scale: float = 0.5, hidden: int = HI
     """
     made = SmallGguf(path, "qwen35", 3, hidden, seed, scale)
     writer = made.writer
-    writer.add_rope_dimension_sections([2, 2, 0, 0])
+    writer.add_rope_dimension_sections([4, 4, 0, 0])
     writer.add_ssm_conv_kernel(_CONV)
     writer.add_ssm_inner_size(_STATE * _STATE_HEADS)
     writer.add_ssm_state_size(_STATE)

@@ -10,9 +10,11 @@ import argparse
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 PACKAGE = "xllamacpp"
+_LOG_S = 0.5
 _SPECULATION_TYPES = {
     "ngram-simple": "COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE",
     "draft-simple": "COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE",
@@ -28,7 +30,11 @@ def main() -> int:
         return _run_binary([program, *flags])
     import xllamacpp
 
-    server = xllamacpp.Server(_parameters(xllamacpp, flags))  # serves from threads of its own
+    try:
+        server = xllamacpp.Server(_parameters(xllamacpp, flags))  # serves from threads of its own
+    except RuntimeError:
+        time.sleep(_LOG_S)  # why is in its log, which a thread of its own writes, and which nothing here can flush
+        return 1
     sys.stdin.buffer.read()
     del server
     return 0
