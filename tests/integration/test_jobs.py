@@ -17,7 +17,8 @@ from integration.processes import DEADLINE_S, await_from, free_port
 from integration.scripted_experiments import scripted_experiment
 from mlflow.tracking import MlflowClient
 
-from jobs.bench import HOME_VARIABLE, main
+from jobs.bench import main
+from jobs.terminal import HOME_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 _LONG = 200  # prompts that take seconds, so that a driver can be killed among them
@@ -167,7 +168,7 @@ def test_a_wrong_field_is_named(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["smolm2"], r"no experiment at .*smolm2\.yaml; known names: llamacpp, peers, scripted, smollm2"),
+        (["smolm2"], r"no experiment at .*smolm2\.yaml; known names: llamacpp, peers, scorer, scripted, smollm2"),
         (["smollm2", "--tasks", "chat"], r"--tasks: unknown name 'chat'; known: tool_call, python_repo"),
         (["smollm2", "--methods", "n-gram"], r"--methods: unknown name 'n-gram'; known: autoregressive, ngram"),
     ],

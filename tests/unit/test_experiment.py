@@ -72,7 +72,7 @@ def test_every_experiment_of_the_project_loads(path: Path) -> None:
     ("path", "value", "said"),
     [
         ("method", {}, "method: unknown field; known fields: name, pairs, runtimes, tasks, methods, matrix"),
-        ("pairs.small.gpu", 1, "pairs.small.gpu: unknown field; known fields: target, drafters, gpus"),
+        ("pairs.small.gpu", 1, "pairs.small.gpu: unknown field; known fields: target, drafters, scorer, gpus"),
         ("pairs.small.target.typ", 1, "pairs.small.target.typ: unknown field; known fields: model, revision, dtype"),
         ("runtimes.here.thread", 1, "runtimes.here.thread: unknown field; known fields: kind, threads"),
         ("tasks.calls.limits", 1, "tasks.calls.limits: unknown field; known fields: kind, limit, context_tokens"),
@@ -230,6 +230,8 @@ OTHER_VALUES: dict[str, object] = {
     "pair.target.dtype": "bfloat16",
     "pair.target.quantization": "q4_0",
     "pair.target.tensor_parallel": 1,
+    "pair.scorer.folder": "elsewhere",
+    "pair.scorer.transfer": True,
     "pair.drafters": {"mtp": {"kind": "mtp"}},
     "pair.gpus": 2,
     "runtime.kind": "scripted",

@@ -108,9 +108,7 @@ def test_published_rows_with_a_drafters_proposals_have_none() -> None:
 
 def test_a_row_stands_beside_the_published_one_of_its_kind() -> None:
     """Fails if a figure is compared with that of another precision, layer or task."""
-    main, last = (
-        variant for variant in variants(TRAINING) if variant.name in ("scorer", "layer 30")
-    )
+    main, last = (variant for variant in variants(TRAINING) if variant.name in ("scorer", "layer 30"))
     assert counterpart(row(main), NUM_LAYERS) == published("Qwen3-4B", "bf16")
     assert counterpart(row(main, "python_repo"), NUM_LAYERS) == published("Qwen3-4B (Python)", "bf16")
     assert counterpart(row(last), NUM_LAYERS) == published("Qwen3.8-27B", "bf16 (layer 64)")
