@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+WITH_LLAMACPP := .venv/installed-llamacpp
 export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo scorer scorer-table live peers ui test test-gpu check format
+.PHONY: demo demo-llamacpp scorer scorer-table live peers ui test test-gpu check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
 	$(BIN)/python -m jobs.bench smollm2
+
+demo-llamacpp: $(WITH_LLAMACPP)  ## llama.cpp's own server on the embedded default's GGUF, in its own rows
+	$(BIN)/python -m jobs.bench llamacpp
 
 scorer: $(INSTALLED)          ## train the scorer that ships for the embedded default anew; an hour
 	$(BIN)/python -m jobs.train scorer scorer --output platform/choicespec/scorer/shipped/2f417f72770849a3
@@ -25,7 +29,7 @@ peers: $(INSTALLED)           ## choicespec's loop beside transformers' own gene
 ui: $(INSTALLED)              ## the runs, in the MLflow UI on this machine
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
 
-test: $(INSTALLED)            ## unit and integration tests; no GPU, no network
+test: $(WITH_LLAMACPP)        ## unit and integration tests; no GPU, no network
 	$(BIN)/python -m pytest tests/unit tests/integration
 
 test-gpu: $(INSTALLED)        ## what only a GPU can show
@@ -48,4 +52,8 @@ $(INSTALLED): pyproject.toml constraints.txt requirements-data.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-data.txt
+	touch $@
+
+$(WITH_LLAMACPP): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[llamacpp]'
 	touch $@

@@ -49,6 +49,10 @@ class Unsupported(ChoiceSpecError):
         return f"runtime {runtime!r} cannot run method {method!r}: {reason}{elsewhere}"
 
 
+class ServerError(ChoiceSpecError):
+    """A runtime's server process refuses a request, or has died; then it carries the last lines of its log."""
+
+
 class RecordingError(ChoiceSpecError):
     """A recording is missing, broken or of something else, or cannot be made."""
 

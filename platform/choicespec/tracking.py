@@ -132,7 +132,7 @@ def _tags(trial: TrialSpec, measurement: Measurement) -> dict[str, str]:
         "method": trial.method.label,
         "task": trial.task.label,
         "runtime": trial.runtime.kind,
-        "quantization": trial.pair.target.precision,
+        "quantization": measurement.environment.dtype,
         _FINGERPRINT: trial.fingerprint(),
         _MEASURED_AT: measurement.measured_at,
         "git_revision": measurement.environment.git_revision,

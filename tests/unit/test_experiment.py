@@ -73,22 +73,25 @@ def test_every_experiment_of_the_project_loads(path: Path) -> None:
     ("path", "value", "said"),
     [
         ("method", {}, "method: unknown field; known fields: name, pairs, runtimes, tasks, methods, matrix, scorer"),
-        ("pairs.small.gpu", 1, "pairs.small.gpu: unknown field; known fields: target, scorer, gpus"),
+        ("pairs.small.gpu", 1, "pairs.small.gpu: unknown field; known fields: target, drafters, scorer, gpus"),
         ("pairs.small.target.typ", 1, "pairs.small.target.typ: unknown field; known fields: model, revision, dtype"),
         ("runtimes.here.thread", 1, "runtimes.here.thread: unknown field; known fields: kind, threads"),
         ("tasks.calls.limits", 1, "tasks.calls.limits: unknown field; known fields: kind, limit, context_tokens"),
         ("methods.fast.k", 1, "methods.fast.k: unknown field; known fields: kind, num_draft_tokens, min_ngram"),
         ("matrix", [{}, {"method": 1}], "matrix.1.method: unknown field; known fields: pairs, runtimes, tasks"),
         ("methods.fast.kind", "ngrm", "methods.fast.kind: unknown kind 'ngrm'; known kinds: 'autoregressive', "),
-        ("methods.new", {}, "methods.new.kind: missing; known kinds: 'autoregressive', 'choice', 'ngram'"),
+        ("methods.new", {}, "methods.new.kind: missing; known kinds: 'autoregressive', 'choice', 'draft', 'ngram'"),
         ("methods", {8: {"kind": "ngram"}}, "methods.8.[key]: Input should be a valid string"),
         ("methods.8", 3, "methods.8: Input should be a valid dictionary"),
         ("methods.fast.max_ngram", 0, "methods.fast.max_ngram: Input should be greater than or equal to 1"),
         ("methods.fast.min_ngram", 9, "methods.fast: min_ngram=9 exceeds max_ngram=3"),
         ("tasks.calls.context_tokens", "big", "tasks.calls.context_tokens: Input should be 'max'"),
         ("tasks.log", {"kind": "chat_log"}, "tasks.log.path: Field required"),
-        ("pairs.small.target.dtype", "int4", "pairs.small.target.dtype: Input should be 'float32', 'bfloat16' or"),
-        ("pairs.small.target.quantization", "q4_1", "target.quantization: Input should be 'q4_0' or 'q8_0'"),
+        ("pairs.small.target.dtype", "int4", "pairs.small.target.dtype: Input should be 'float32', 'bfloat16', "),
+        ("pairs.small.drafters.d", {"kind": "eagle"}, "pairs.small.drafters.d.kind: Input should be 'draft_model'"),
+        ("pairs.small.drafters.d", {"kind": "dflash"}, "pairs.small.drafters.d: a drafter of kind 'dflash' needs"),
+        ("pairs.small.target", {"model": "m", "dtype": "gguf", "quantization": "q8_0"},
+         "pairs.small.target: quantization=q8_0 rounds other weights; leave it out with dtype=gguf"),
         ("pairs.small.target.tensor_parallel", 2, "pairs.small: target.tensor_parallel=2 needs as many gpus; gpus=0"),
         ("pairs.small.scorer.file", "f", "pairs.small.scorer.file: unknown field; known fields: folder, transfer"),
         ("methods.new", {"kind": "choice", "selection": "best"}, "methods.new.selection: Input should be 'prior' or"),
@@ -247,8 +250,9 @@ OTHER_VALUES: dict[str, object] = {
     "pair.target.dtype": "bfloat16",
     "pair.target.quantization": "q4_0",
     "pair.target.tensor_parallel": 1,
-    "pair.scorer.folder": "f",
+    "pair.scorer.folder": "elsewhere",
     "pair.scorer.transfer": True,
+    "pair.drafters": {"mtp": {"kind": "mtp"}},
     "pair.gpus": 2,
     "runtime.kind": "scripted",
     "runtime.threads": 1,
@@ -278,7 +282,7 @@ def test_the_fingerprint_changes_with_every_field() -> None:
 def _leaves(content: dict[str, Any], prefix: str = "") -> list[str]:
     found: list[str] = []
     for name, value in content.items():
-        found += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
+        found += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) and value else [f"{prefix}{name}"]
     return found
 
 

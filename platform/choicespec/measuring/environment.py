@@ -25,7 +25,7 @@ def capture(runtime: Runtime, trial: TrialSpec) -> Environment:
         device=runtime.device,
         cpu=_cpu_name(),
         threads=trial.runtime.threads,
-        dtype=trial.pair.target.dtype,
+        dtype=runtime.precision,
     )
 
 

@@ -58,6 +58,20 @@ def locate(model: str, revision: str | None) -> str:
     return _hub_folder(model, revision)
 
 
+def locate_gguf(model: str) -> Path:
+    """The GGUF file of a target or drafter; nothing is converted.
+
+    Raises:
+        CheckpointError: no such file, or the package that carries the embedded default is missing.
+    """
+    if model == EMBEDDED:
+        return _embedded_gguf()
+    path = Path(model).expanduser()
+    if path.suffix != ".gguf" or not path.is_file():
+        raise CheckpointError(f"no GGUF file {model!r}; give the path of a .gguf file, or {EMBEDDED!r}")
+    return path
+
+
 def _hub_folder(model: str, revision: str | None) -> str:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled

@@ -85,6 +85,7 @@ class HfRuntime:
         self.tokenizer = HfTokenizer(tokenizer)
         self.context_tokens: int = config.max_position_embeddings
         self.device = torch.cuda.get_device_name() if pair.gpus else "cpu"
+        self.precision = pair.target.precision
         self._eos_ids = self._read_eos_ids(config)
         self.model: Any = None  # the transformers model, once ``load`` has read it
         self._target: CausalLmTarget | None = None
@@ -109,6 +110,8 @@ class HfRuntime:
         """Why the pair cannot run the method here, or None."""
         if pair.gpus > 1:
             return f"it runs a pair on one GPU or the CPU, but gpus={pair.gpus}"
+        if pair.target.dtype == "gguf":
+            return "it computes in torch's types, not in a GGUF's; set target.dtype: float32"
         if method.kind not in PROPOSERS and not isinstance(method, TransformersGenerate):
             return "it has no proposer of that kind"
         if isinstance(method, Choice) and method.selection == "scorer":

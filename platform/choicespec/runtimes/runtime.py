@@ -13,6 +13,7 @@ from choicespec.tasks.tokenizer import Tokenizer
 
 RUNTIMES = {
     "hf": "choicespec.runtimes.hf:HfRuntime",
+    "llamacpp": "choicespec.runtimes.llamacpp:LlamaCppRuntime",
     "scripted": "choicespec.runtimes.scripted:ScriptedRuntime",
 }
 
@@ -24,12 +25,14 @@ class Runtime(Protocol):
         context_tokens: the most tokens, prompt and output together, of one request.
         build: the runtime's own name and version.
         device: the hardware's name.
+        precision: what the weights are stored and computed in.
     """
 
     tokenizer: Tokenizer
     context_tokens: int
     build: str
     device: str
+    precision: str
 
     def load(self) -> None:
         """Load the weights, once; a second call does nothing.

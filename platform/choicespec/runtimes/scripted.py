@@ -95,6 +95,7 @@ class ScriptedRuntime:
     def __init__(self, spec: ScriptedRuntimeSpec, pair: PairSpec) -> None:
         self.tokenizer: Tokenizer = ByteTokenizer()
         self._target = TableTarget()
+        self.precision = pair.target.precision
         self.use_repository(tuple)
 
     @staticmethod
@@ -102,7 +103,7 @@ class ScriptedRuntime:
         """Everything runs here that proposes through the loop and does not look into the target."""
         if uses_scorer(method):
             return "a scorer reads hidden states, and its table has none"
-        return None if method.kind in PROPOSERS else "it has no transformers model"
+        return None if method.kind in PROPOSERS else "it has no proposer of that kind"
 
     def load(self) -> None:
         """There are no weights."""

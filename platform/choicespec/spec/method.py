@@ -99,9 +99,30 @@ class TransformersGenerate(Frozen):
         return f"transformers prompt lookup k={self.prompt_lookup_num_tokens}"
 
 
+class Draft(Frozen):
+    """Draft with one of the pair's drafters, and verify.
+
+    Attributes:
+        drafter: its name in ``pair.drafters``.
+        num_draft_tokens: k, the most tokens drafted a step.
+    """
+
+    kind: Literal["draft"] = "draft"
+    drafter: str = Field(min_length=1)
+    num_draft_tokens: int = Field(default=3, ge=1)
+
+    @property
+    def drafts(self) -> bool:
+        return True
+
+    @property
+    def label(self) -> str:
+        return f"draft {self.drafter} k={self.num_draft_tokens}"
+
+
 def uses_scorer(method: "MethodSpec") -> bool:
     """Whether a method ranks with the pair's scorer."""
     return isinstance(method, Choice) and method.selection == "scorer"
 
 
-MethodSpec = Annotated[Autoregressive | Ngram | Choice | TransformersGenerate, Field(discriminator="kind")]
+MethodSpec = Annotated[Autoregressive | Ngram | Choice | Draft | TransformersGenerate, Field(discriminator="kind")]

