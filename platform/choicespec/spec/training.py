@@ -6,7 +6,6 @@ from pydantic import Field
 
 from choicespec.spec.frozen import Frozen
 
-
 Count = Annotated[int, Field(ge=1)]
 
 
