@@ -12,7 +12,8 @@ from choicespec.scorer.table import Row
 
 PUBLISHED = resources.files("choicespec.reports") / "published" / "scorer.csv"
 _FINITE = "finite"
-_LAST_LAYER, _EARLIER_LAYER = "bf16 (layer 64)", "bf16 (layer 48)"  # of 64: the last, and at three quarters
+_LAST_LAYER, _EARLIER_LAYER = "bf16 (layer 64)", "bf16 (layer 48)"  # of 64
+_EARLIER = (0.7, 0.9)  # of the depth: what three quarters is compared with
 
 
 class PublishedRow(NamedTuple):
@@ -43,24 +44,29 @@ def published_rows() -> list[PublishedRow]:
 
 def counterpart(row: Row, num_layers: int) -> PublishedRow | None:
     """The published row that a row of ours corresponds to; None where nothing like it was published."""
-    variant, layer = row.variant, max(row.variant.layers)
-    if variant.split_by != "prompt" or not (variant.hidden_states and variant.prior) or variant.fit.seed:
+    variant = row.variant
+    if variant.split_by != "prompt" or not (variant.hidden_states and variant.prior) or variant.name.startswith("seed"):
         return None
-    if row.task == "python_repo":
-        wanted = ("Qwen3-4B (Python)", "bf16") if variant.name == "scorer" else None
-    elif row.precision.startswith("q4_0"):
-        wanted = ("Qwen3.8-27B", "NF4, scorer trained on bf16")
-    elif row.precision == "bfloat16":
-        wanted = ("Qwen3.8-27B", "FP8, scorer trained on bf16")
-    elif variant.name == "scorer":
-        wanted = ("Qwen3-4B", "bf16")
-    else:
-        wanted = {
-            num_layers: ("Qwen3.8-27B", _LAST_LAYER),
-            round(num_layers * 3 / 4): ("Qwen3.8-27B", _EARLIER_LAYER),
-        }.get(layer)
+    wanted = _code_row(row) if row.task == "python_repo" else _tool_call_row(row, max(variant.layers) / num_layers)
     found = [one for one in published_rows() if (one.target, one.hidden) == wanted and one.candidates == _FINITE]
     return found[0] if found else None
+
+
+def _code_row(row: Row) -> tuple[str, str] | None:
+    return ("Qwen3-4B (Python)", "bf16") if row.variant.name == "scorer" and row.precision == "float32" else None
+
+
+def _tool_call_row(row: Row, depth: float) -> tuple[str, str] | None:
+    """Target and hidden state of the published row."""
+    if row.precision.startswith("q4_0"):
+        return "Qwen3.8-27B", "NF4, scorer trained on bf16"
+    if row.precision == "bfloat16":
+        return "Qwen3.8-27B", "FP8, scorer trained on bf16"
+    if row.variant.name == "scorer":
+        return "Qwen3-4B", "bf16"
+    if depth == 1:
+        return "Qwen3.8-27B", _LAST_LAYER
+    return ("Qwen3.8-27B", _EARLIER_LAYER) if _EARLIER[0] <= depth <= _EARLIER[1] else None
 
 
 def scorer_table(rows: Sequence[Row], num_layers: int, title: str) -> Table:

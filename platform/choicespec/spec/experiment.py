@@ -123,6 +123,7 @@ class ExperimentSpec(Frozen):
                 if block[axis] is not None:
                     block[axis] = tuple(name for name in block[axis] if name in names)
         content["matrix"] = tuple(b for b in content["matrix"] if all(b[axis] != () for axis in AXES))
+        content["scorer"] = None  # what is trained for the whole is not what is measured of it
         if limit is not None:
             for task in content["tasks"].values():
                 task["limit"] = limit
@@ -193,6 +194,9 @@ def _place(location: tuple[int | str, ...]) -> tuple[str, dict[str, Any]]:
         elif "anyOf" not in node or isinstance(part, int):
             path.append(str(part))
             node = node.get("items") or node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
+        alternatives = [member for member in node.get("anyOf", ()) if member.get("type") != "null"]
+        if len(alternatives) == 1:  # a field that may be left out
+            node = alternatives[0]
         if "$ref" in node:
             node = definitions[node["$ref"].rsplit("/", 1)[-1]]
     return ".".join(path), node
