@@ -161,6 +161,15 @@ def test_every_epoch_is_reported_and_the_loss_falls() -> None:
     assert not net.training
 
 
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 1), (2, 1), (3, 3), (9, 1), (1, 9), (4, 5)])
+def test_any_number_of_steps_can_be_taken(epochs: int, steps: int) -> None:
+    """Fails if a fit of few positions, or of an unlucky number of them, ends in a division by 0 of its schedule."""
+    spec = QUICK.model_copy(update={"epochs": epochs, "batch_size": 8})
+    train = numbered([0] + [8] * steps, 0, rows=80)
+    for value in weights(fitted(train, spec=spec)).values():
+        assert torch.isfinite(value).all()
+
+
 def test_positions_without_a_candidate_change_nothing() -> None:
     """Fails if a position where nothing can be chosen moves the weights."""
     train = toy(96, seed=1)

@@ -314,6 +314,21 @@ def test_a_changed_chat_log_is_a_new_trial(load: Load, tmp_path: Path) -> None:
     assert load(content).narrowed(limit=24).trials()[0].fingerprint() == fingerprints[2]
 
 
+def test_a_changed_scorer_is_a_new_trial(load: Load, tmp_path: Path) -> None:
+    """Fails if resume takes the figures of yesterday's scorer for those of the one that was trained today."""
+    folder = tmp_path / "scorer"
+    folder.mkdir()
+    (folder / "scorer.json").write_text("{}")
+    pair = {"target": {"model": "m"}, "scorer": {"folder": str(folder)}}
+    methods = {"scores": {"kind": "choice", "selection": "scorer"}}
+    content = yaml.safe_dump({**GOOD, "pairs": {"small": pair}, "methods": methods})
+    fingerprints = []
+    for weights in (b"one", b"two", b"one"):
+        (folder / "scorer.safetensors").write_bytes(weights)
+        fingerprints.append(load(content).trials()[0].fingerprint())
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
+
+
 def test_a_missing_chat_log_is_said_with_the_tasks_path(load: Load) -> None:
     """Fails if a wrong path is found only once a model is loaded."""
     content = {**GOOD, "tasks": {"log": {"kind": "chat_log", "path": "/no/such.jsonl"}}}
