@@ -252,6 +252,7 @@ OTHER_VALUES: dict[str, object] = {
     "pair.target.tensor_parallel": 1,
     "pair.scorer.folder": "elsewhere",
     "pair.scorer.transfer": True,
+    "pair.scorer.sha256": "0" * 64,
     "pair.drafters": {"mtp": {"kind": "mtp"}},
     "pair.gpus": 2,
     "runtime.kind": "scripted",

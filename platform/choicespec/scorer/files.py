@@ -15,10 +15,10 @@ from choicespec.records import TargetIdentity
 from choicespec.scorer.model import Embed, ScorerNet, Shape
 from choicespec.scorer.table import Row
 from choicespec.spec.frozen import Frozen
-from choicespec.spec.pair import ScorerSpec
+from choicespec.spec.pair import SCORER_WEIGHTS, ScorerSpec
 
 SHIPPED = Path(__file__).parent / "shipped"  # a folder a target, named by the digest of its weights
-_MANIFEST, _WEIGHTS = "scorer.json", "scorer.safetensors"
+_MANIFEST = "scorer.json"
 _TRAIN = "train one with: python -m jobs.train scorer EXPERIMENT"
 
 
@@ -62,7 +62,7 @@ class Scorer(NamedTuple):
 def save_scorer(folder: Path, scorer: Scorer) -> None:
     """Write a scorer; what the folder held of an earlier one is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous() for name, value in scorer.net.state_dict().items()}, folder / _WEIGHTS)
+    save_file({name: value.contiguous() for name, value in scorer.net.state_dict().items()}, folder / SCORER_WEIGHTS)
     content = scorer.manifest.model_dump(mode="json")
     (folder / _MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -119,7 +119,7 @@ def load_scorer(folder: Path, manifest: ScorerManifest, embed: Embed) -> Scorer:
     Raises:
         ScorerError: its weights are missing or broken.
     """
-    path = folder / _WEIGHTS
+    path = folder / SCORER_WEIGHTS
     net = ScorerNet(manifest.shape, embed)
     try:
         net.load_state_dict(load_file(path))

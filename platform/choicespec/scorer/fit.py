@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, one_hot
 from torch.nn.utils import clip_grad_norm_
 
+from choicespec.errors import ScorerError
 from choicespec.scorer.examples import Examples, SetArrays
 from choicespec.scorer.model import Batch, Embed, Reads, ScorerNet, Shape, survivals
 from choicespec.spec.training import FitSpec
@@ -17,9 +18,11 @@ _SHARPNESS = 2.0  # of the choice that the listwise loss looks at, in accepted t
 _LARGEST_GRADIENT = 1.0
 _LEAST_DEVIATION = 1e-3
 _NEVER = -1e4
+_LEAST_STEPS = 11  # with 10, the warm-up of a tenth has no length to divide by
 _SET_TOKENS = 4.0  # reached tokens of a set, about: what makes the two losses alike in size
 _CALIBRATION_EVERY = 10  # requests, of which one is set aside
 _CALIBRATION_BATCH = 512
+_LEAST_OUTCOMES = 10
 
 
 class Dataset(NamedTuple):
@@ -71,6 +74,9 @@ def fit(
         reads: what the network looks at.
         spec: how long, how fast, from which seed.
         on_epoch: called with the number of epochs done and the last one's mean loss.
+
+    Raises:
+        ScorerError: no position has a candidate.
     """
     torch.manual_seed(spec.seed)
     order = np.random.default_rng(spec.seed)
@@ -81,10 +87,15 @@ def fit(
     there = dataset.examples.sets.lengths[:, 0] > 0
     set_aside = dataset.examples.requests % _CALIBRATION_EVERY == 0
     positions = np.flatnonzero(there & ~set_aside)
+    if not len(positions):
+        raise ScorerError(
+            f"nothing to learn from: {len(np.unique(dataset.examples.requests))} recorded prompts, of which one in "
+            f"{_CALIBRATION_EVERY} is set aside, give no position with a candidate; record more"
+        )
     count = max(1, len(positions) // spec.batch_size)
     optimizer = torch.optim.AdamW(net.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, spec.learning_rate, total_steps=spec.epochs * count + 1, pct_start=0.1
+        optimizer, spec.learning_rate, total_steps=max(spec.epochs * count + 1, _LEAST_STEPS), pct_start=0.1
     )
     for epoch in range(spec.epochs):
         total = 0.0
@@ -128,6 +139,8 @@ def _calibrate(net: ScorerNet, dataset: Dataset, positions: NDArray[np.int64]) -
             judged = reached & one_hot(best, reached.shape[1])[..., None].bool()
             parts.append((logits_PNL[judged], right[judged]))
     logits, right = (torch.cat(column) for column in zip(*parts, strict=True))
+    if min(right.sum(), len(right) - right.sum()) < _LEAST_OUTCOMES:
+        return  # too few of one outcome to scale by
     fitted = torch.tensor([1.0, 0.0], requires_grad=True)  # scale, shift
     optimizer = torch.optim.LBFGS([fitted], max_iter=100, line_search_fn="strong_wolfe")
 

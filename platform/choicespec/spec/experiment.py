@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from choicespec.errors import SpecError
 from choicespec.spec.frozen import Frozen
 from choicespec.spec.method import MethodSpec
-from choicespec.spec.pair import PairSpec
+from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.task import ChatLog, TaskSpec
 from choicespec.spec.training import ScorerTraining
@@ -203,13 +203,23 @@ def _place(location: tuple[int | str, ...]) -> tuple[str, dict[str, Any]]:
 
 
 def _with_digests(experiment: ExperimentSpec) -> ExperimentSpec:
-    """Fill in the digest of each chat log, so that resume sees a changed file as a new trial."""
+    """Fill in the digest of each chat log and scorer, so that resume sees a changed file as a new trial."""
     tasks: dict[str, Any] = {}
     for name, task in experiment.tasks.items():
         if isinstance(task, ChatLog):
             path = Path(task.path)
             if not path.is_file():
                 raise SpecError(f"tasks.{name}.path: no file {task.path!r}")
-            task = task.model_copy(update={"sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+            task = task.model_copy(update={"sha256": _sha256(path)})
         tasks[name] = task
-    return experiment.model_copy(update={"tasks": tasks})
+    pairs: dict[str, PairSpec] = {}
+    for name, pair in experiment.pairs.items():
+        weights = Path(pair.scorer.folder or "") / SCORER_WEIGHTS
+        if pair.scorer.folder is not None and weights.is_file():  # a missing one is named where it is needed
+            pair = pair.model_copy(update={"scorer": pair.scorer.model_copy(update={"sha256": _sha256(weights)})})
+        pairs[name] = pair
+    return experiment.model_copy(update={"tasks": tasks, "pairs": pairs})
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

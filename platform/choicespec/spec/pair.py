@@ -60,16 +60,21 @@ class DrafterSpec(Frozen):
         return self
 
 
+SCORER_WEIGHTS = "scorer.safetensors"
+
+
 class ScorerSpec(Frozen):
     """The scorer that ``choice(selection="scorer")`` ranks with.
 
     Attributes:
         folder: where ``jobs.train`` saved it; None is the one that ships for the target.
         transfer: use it although it was trained on another target, or in another precision.
+        sha256: of the folder's weights; filled in when the experiment is read, so that a changed scorer is a new trial.
     """
 
     folder: str | None = None
     transfer: bool = False
+    sha256: str | None = None
 
 
 class PairSpec(Frozen):
