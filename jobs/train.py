@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from choicespec.candidates.request import RequestCandidates
@@ -62,7 +62,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("command", choices=("scorer", "evaluate"))
     parser.add_argument("experiment", help="a name in jobs/experiments, or the path of a .yaml file")
-    parser.add_argument("--output", type=Path, help="where the scorer is saved (default: in the results folder)")
+    parser.add_argument("--output", type=Path, help="a folder to save the scorer in as well")
     return parser.parse_args(arguments)
 
 
@@ -93,28 +93,40 @@ class Training:
 
     def scorer(self, output: Path | None) -> None:
         """Record, fit, judge on the held-out prompts, save, log."""
-        corpus = self._corpus()
-        variant = next(variants(self._spec))
-        losses: list[float] = []
-        net = self._fit(corpus, variant, losses)
-        rows = rows_of(corpus, variant, net, self._pair.target.precision)
-        folder = output or self._folder / "scorer"
-        save_scorer(folder, Scorer(net, self._manifest(corpus, variant, net, rows)))
-        console.print(scorer_table(rows, self._opened.identity.num_layers, self._experiment.name))
-        say(f"saved in {folder}")
-        self._log(variant, losses, rows, folder)
+        scorer = self._train(self._corpus())
+        if output is not None:
+            save_scorer(output, scorer)
+        num_layers = scorer.manifest.target.num_layers
+        console.print(scorer_table(scorer.manifest.held_out, num_layers, self._experiment.name))
+        say(f"saved in {output or self._saved}")
 
     def evaluate(self) -> None:
         """Make the rows of the table that are missing, and print all."""
         corpus = self._corpus()
+        if not self._saved.exists():
+            self._train(corpus)
         rows = [row for variant in variants(self._spec) for row in self._rows(corpus, variant)]
         rows += self._transferred()
         console.print(scorer_table(rows, self._opened.identity.num_layers, self._experiment.name))
 
+    @property
+    def _saved(self) -> Path:
+        return self._folder / "scorer"
+
+    def _train(self, corpus: Corpus) -> Scorer:
+        """The experiment's scorer, saved in its folder and logged."""
+        variant = next(variants(self._spec))
+        losses: list[float] = []
+        net = self._fit(corpus, variant, losses)
+        rows = rows_of(corpus, variant, net, self._pair.target.precision)
+        scorer = Scorer(net, self._manifest(corpus, variant, net, rows))
+        save_scorer(self._saved, scorer)
+        self._log(variant, losses, rows)
+        return scorer
+
     def _corpus(self) -> Corpus:
         """Both splits of each task, recorded where they are not yet."""
-        tasks = {name: self._experiment.tasks[name] for name in self._spec.train_limits}
-        limits = self._spec.train_limits
+        tasks, limits = self._tasks(), self._spec.train_limits
         train = {
             name: task.model_copy(update={"split": "train", "limit": limits[name]}) for name, task in tasks.items()
         }
@@ -166,7 +178,7 @@ class Training:
 
     def _rows(self, corpus: Corpus, variant: Variant) -> list[Row]:
         """A variant's rows, from its file if they are there."""
-        kept = self._kept(variant, self._opened)
+        kept = self._kept(variant, self._opened, self._tasks())
         if not kept.exists():
             losses: list[float] = []
             net = self._fit(corpus, variant, losses)
@@ -180,36 +192,39 @@ class Training:
         for name in self._spec.transfer:
             pair = self._experiment.pairs[name]
             opened = HfRuntime(self._runtime, pair)
-            kept = self._kept(variant, opened)
+            kept = self._kept(variant, opened, self._tasks(self._spec.transfer_limit))
             if not kept.exists():
-                folder = self._folder / "scorer"
-                manifest = check_scorer(folder, opened.identity, transfer=True)
-                net = load_scorer(folder, manifest, self._embed).net
+                manifest = check_scorer(self._saved, opened.identity, transfer=True)
+                net = load_scorer(self._saved, manifest, self._embed).net
                 _keep(kept, rows_of(self._transfer_corpus(opened, pair), variant, net, pair.target.precision))
             rows += _kept_rows(kept)
         return rows
 
     def _transfer_corpus(self, opened: HfRuntime, pair: PairSpec) -> Corpus:
-        tasks = {
-            name: self._experiment.tasks[name].model_copy(update={"limit": self._spec.transfer_limit})
-            for name in self._spec.train_limits
-        }
+        tasks = self._tasks(self._spec.transfer_limit)
         with ray_session():
             for task in tasks.values():
                 self._record(opened, pair, task, self._spec.layers)
         return Corpus({}, {name: self._read(opened, task, self._spec.layers) for name, task in tasks.items()})
 
-    def _kept(self, variant: Variant, opened: HfRuntime) -> Path:
-        """The file of a row: another target, task or setting has another."""
-        tasks = [self._experiment.tasks[name].model_dump_json() for name in self._spec.train_limits]
+    def _tasks(self, limit: int | None = None) -> dict[str, TaskSpec]:
+        """What is held out of each task; all of it, or so many prompts."""
+        tasks = {name: self._experiment.tasks[name] for name in self._spec.train_limits}
+        if limit is None:
+            return tasks
+        return {name: task.model_copy(update={"limit": limit}) for name, task in tasks.items()}
+
+    def _kept(self, variant: Variant, opened: HfRuntime, tasks: Mapping[str, TaskSpec]) -> Path:
+        """The file of a variant's rows: another target, task or setting has another."""
         settings = self._spec.model_dump_json(include={"train_limits", "block_length", "num_candidates"})
+        held_out = [task.model_dump_json() for task in tasks.values()]
         return (
             self._folder
             / "table"
-            / (_digest(variant.model_dump_json(), opened.identity.model_dump_json(), settings, *tasks) + ".json")
+            / (_digest(variant.model_dump_json(), opened.identity.model_dump_json(), settings, *held_out) + ".json")
         )
 
-    def _log(self, variant: Variant, losses: Sequence[float], rows: Sequence[Row], folder: Path) -> None:
+    def _log(self, variant: Variant, losses: Sequence[float], rows: Sequence[Row]) -> None:
         """MLflow where it can be used; the files have everything."""
         params = {
             "layers": str(variant.layers),
@@ -218,10 +233,10 @@ class Training:
         }
         try:
             run = ExperimentRun(tracking_uri(home()), self._experiment)
-            run.log_scorer(variant.name, params, losses, rows, folder)
+            run.log_scorer(variant.name, params, losses, rows, self._saved)
             run.finish([])
         except TrackingError as error:
-            say(f"{error}\nthe scorer is saved in {folder} all the same", "yellow")
+            say(f"{error}\nthe scorer is saved in {self._saved} all the same", "yellow")
 
 
 def _digest(*parts: str) -> str:

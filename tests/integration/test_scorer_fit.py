@@ -103,7 +103,7 @@ def test_probabilities_are_learnt_as_well_as_the_choice() -> None:
 def test_what_is_expected_comes_true_on_average(reads: Reads) -> None:
     """Fails if the choice of the best looking candidate makes the expectation of it too large or too small, whether it
     is a good choice or a blind one: the drafts would be too long or too short."""
-    train, test = (_with_surprises(toy(positions, seed), seed) for positions, seed in ((4 * TRAIN, 1), (4 * TEST, 2)))
+    train, test = (_with_surprises(toy(positions, seed), seed) for positions, seed in ((2 * TRAIN, 1), (4 * TEST, 2)))
     expected = expected_lengths(fitted(train, reads), test)
     chosen = expected.argmax(axis=1)
     every = np.arange(len(chosen))

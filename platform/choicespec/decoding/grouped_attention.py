@@ -43,7 +43,9 @@ def grouped_attention(
     scores = scores * (size**-0.5 if scaling is None else scaling)
     if attention_mask is not None:
         mask = attention_mask[:, :, None]
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        # a finite number: a padding token attends to nothing, and a row of -inf would become NaN
+        least = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else scores + mask
     weights = scores.softmax(dim=-1).view(batch, groups, heads // groups * tokens, -1)
     output = (weights @ value_BGCD).view(batch, heads, tokens, size)
     return output.transpose(1, 2).contiguous(), None
