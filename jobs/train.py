@@ -85,9 +85,16 @@ class Training:
         for name in (self._spec.pair, *self._spec.transfer):
             check_checkpoint(experiment.pairs[name].target.model, experiment.pairs[name].target.revision)
         for name in self._spec.train_limits:
+            if experiment.tasks[name].split != "test":
+                raise SpecError(f"tasks.{name}.split: 'train' is what the scorer is fitted to; it is judged on 'test'")
             open_task(experiment.tasks[name]).check()
         self._folder = home() / "results" / experiment.name
         self._opened = HfRuntime(runtime, self._pair)
+        num_layers = self._opened.identity.num_layers
+        if max(self._spec.recorded_layers) > num_layers:
+            raise SpecError(
+                f"scorer.layers and other_layers: {self._spec.recorded_layers}; the target has 1 to {num_layers}"
+            )
         embedding = self._opened.input_embedding()
         self._embed: Embed = lambda token_ids: embedding[token_ids]
 

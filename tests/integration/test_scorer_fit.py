@@ -7,6 +7,7 @@ import pytest
 import torch
 from choicespec.candidates.sets import Features
 from choicespec.errors import ChoiceSpecError
+from choicespec.scorer.corpus import positions_of
 from choicespec.scorer.evaluate import expected_lengths
 from choicespec.scorer.examples import Examples, SetArrays
 from choicespec.scorer.fit import Dataset, batch_of, fit, joined
@@ -175,7 +176,7 @@ def test_positions_without_a_candidate_change_nothing() -> None:
     train = toy(96, seed=1)
     short = QUICK.model_copy(update={"epochs": 1})
     sets = train.examples.sets
-    empty = SetArrays(*(np.zeros_like(array) for array in sets))._replace(token_ids=np.full_like(sets.token_ids, -1))
+    empty = SetArrays._make(np.zeros_like(array) for array in sets)._replace(token_ids=np.full_like(sets.token_ids, -1))
     nothing = train.examples._replace(sets=empty, accepted=np.zeros_like(train.examples.accepted))
     with_nothing = joined([train, Dataset(nothing, train.hidden_RH)])
     expected = weights(fitted(train, spec=short))
@@ -290,7 +291,7 @@ def numbered(counts: Sequence[int], first: float, rows: int) -> Dataset:
 
 def _no_positions() -> Examples:
     some = hand_made([[1, 0]], [[2, 1]])
-    return Examples(SetArrays(*(array[:0] for array in some.sets)), *(array[:0] for array in some[1:]))
+    return positions_of(some, np.zeros(len(some.anchors), bool))
 
 
 def test_joined_tasks_keep_their_own_states_and_requests() -> None:

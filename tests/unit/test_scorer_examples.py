@@ -313,7 +313,7 @@ def _next_anchor(examples: Examples) -> Examples:
 
 
 def _next_set(examples: Examples) -> Examples:
-    return examples._replace(sets=SetArrays(*(np.roll(array, -1, axis=0) for array in examples.sets)))
+    return examples._replace(sets=SetArrays._make(np.roll(array, -1, axis=0) for array in examples.sets))
 
 
 @pytest.mark.parametrize("fault", [_next_row, _row_before, _next_anchor, _next_set], ids=lambda fault: fault.__name__)
