@@ -517,7 +517,7 @@ def test_a_hidden_state_of_another_place_is_caught(
     """The planted faults: the outputs stay plain decoding's, and only the comparison with the recording can tell."""
     monkeypatch.setattr(CausalLmTarget, "hidden_states", fault)
     asked, _ = compared.decode()
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+    with pytest.raises(AssertionError):  # other probabilities, or another choice
         compared.assert_same(asked)
 
 

@@ -231,7 +231,7 @@ def _scorer_refusal(pair: PairSpec, method: Choice) -> str | None:
     """Why the pair's scorer cannot rank for a method, or None."""
     try:
         manifest = scorer_of(pair)
-    except ScorerError as error:
+    except (CheckpointError, ScorerError) as error:
         return str(error)
     if method.block_length > manifest.block_length:
         return f"its scorer judges {manifest.block_length} tokens at most, but block_length is {method.block_length}"

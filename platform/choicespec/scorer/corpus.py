@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -38,6 +38,11 @@ class Corpus:
     def __init__(self, train: Mapping[str, RecordedTask], test: Mapping[str, RecordedTask]) -> None:
         self._train, self.test = train, test
 
+    @cached_property
+    def _held_out_functions(self) -> frozenset[str]:
+        """Of all tasks: what one task is fitted to must not be what another is judged by."""
+        return frozenset().union(*(functions(task.recorded) for task in self.test.values()))
+
     def training_set(self, layers: Sequence[int], split_by: SplitBy) -> Dataset:
         """All tasks' train prompts.
 
@@ -45,11 +50,10 @@ class Corpus:
         repeats functions over prompts.
         """
         datasets = []
-        for name, task in self._train.items():
+        for task in self._train.values():
             examples, hidden_RH = task.dataset(layers)
             if split_by == "function":
-                known = functions(self.test[name].recorded)
-                kept = [not functions([one]) & known for one in task.recorded]
+                kept = [not functions([one]) & self._held_out_functions for one in task.recorded]
                 examples = positions_of(examples, np.array(kept)[examples.requests])
             datasets.append(Dataset(examples, hidden_RH))
         return joined(datasets)
@@ -58,7 +62,7 @@ class Corpus:
         """How many train prompts of each task are used."""
         counts = {}
         for name, task in self._train.items():
-            known = functions(self.test[name].recorded) if split_by == "function" else frozenset()
+            known = self._held_out_functions if split_by == "function" else frozenset()
             counts[name] = sum(not functions([one]) & known for one in task.recorded)
         return counts
 

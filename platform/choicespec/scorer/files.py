@@ -2,10 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -16,6 +16,7 @@ from choicespec.scorer.model import Embed, ScorerNet, Shape
 from choicespec.scorer.table import Row
 from choicespec.spec.frozen import Frozen
 from choicespec.spec.pair import SCORER_WEIGHTS, ScorerSpec
+from choicespec.spec.training import Count
 
 SHIPPED = Path(__file__).parent / "shipped"  # a folder a target, named by the digest of its weights
 _MANIFEST = "scorer.json"
@@ -35,13 +36,13 @@ class ScorerManifest(Frozen):
         held_out: what it was saved with: its figures on prompts that it was not trained on, a row a task.
     """
 
-    format: int = 1
+    format: Literal[1] = 1
     target: TargetIdentity
-    layers: tuple[int, ...]
-    block_length: int
+    layers: tuple[Count, ...] = Field(min_length=1)
+    block_length: Count
     features: tuple[str, ...] = Features._fields
-    embedding_size: int
-    width: int
+    embedding_size: Count
+    width: Count
     trained_on: dict[str, int]
     held_out: tuple[Row, ...]
 
@@ -103,7 +104,8 @@ def check_scorer(folder: Path, target: TargetIdentity, transfer: bool) -> Scorer
     if trained.tokenizer != target.tokenizer:
         _refuse(folder, "tokenizer", trained.tokenizer, target.tokenizer)
     if trained.hidden_size != target.hidden_size or max(manifest.layers) > target.num_layers:
-        _refuse(folder, "hidden size and layers", f"{trained.hidden_size}, {manifest.layers}", str(target.hidden_size))
+        own, other = f"{trained.hidden_size}, {manifest.layers}", f"{target.hidden_size}, {target.num_layers} layers"
+        _refuse(folder, "hidden size and layers", own, other)
     if manifest.features != Features._fields:
         _refuse(folder, "features of the prior", ", ".join(manifest.features), ", ".join(Features._fields))
     for name in ("weights", "precision"):
