@@ -141,18 +141,23 @@ def _calibrate(net: ScorerNet, dataset: Dataset, positions: NDArray[np.int64]) -
     logits, right = (torch.cat(column) for column in zip(*parts, strict=True))
     if min(right.sum(), len(right) - right.sum()) < _LEAST_OUTCOMES:
         return  # too few of one outcome to scale by
-    fitted = torch.zeros(2, requires_grad=True)  # the scale's logarithm, for it must not turn the ranking; the shift
+    fitted = torch.zeros(2, requires_grad=True)  # for the scale, and the shift
     optimizer = torch.optim.LBFGS([fitted], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = binary_cross_entropy_with_logits(fitted[0].exp() * logits + fitted[1], right)
+        loss = binary_cross_entropy_with_logits(_scale(fitted[0]) * logits + fitted[1], right)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
-    net.scale.copy_(fitted.detach()[0].exp())
+    net.scale.copy_(_scale(fitted.detach()[0]))
     net.shift.copy_(fitted.detach()[1])
+
+
+def _scale(free: torch.Tensor) -> torch.Tensor:
+    """Between a half and twice: what is fitted to few outcomes must neither turn the ranking nor level it."""
+    return 2 ** free.tanh()
 
 
 def _judged(examples: Examples, positions: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
