@@ -226,6 +226,19 @@ class Noting:
         return Ranked(candidates[0], candidates[0].survival)
 
 
+class AtMost:
+    """Verifies so many tokens where there are as many."""
+
+    def __init__(self, drafted: int) -> None:
+        self._drafted = drafted
+
+    def begin(self) -> None:
+        pass
+
+    def length(self, survival: Sequence[float]) -> int:
+        return min(self._drafted, len(survival))
+
+
 class Counting:
     """A choice drafter that notes where it was asked."""
 
@@ -233,7 +246,7 @@ class Counting:
         self.number = 0
         self.seen: list[Seen] = []
         self._target, self._ranker = target, Noting(target)
-        self._drafter = ChoiceDrafter(sources(), self._ranker, lambda survival: min(drafted, len(survival)))
+        self._drafter = ChoiceDrafter(sources(), self._ranker, AtMost(drafted))
 
     def begin(self, request: Request) -> None:
         self._prompt_tokens = len(request.prompt_ids)
