@@ -15,7 +15,7 @@ demo-llamacpp: $(WITH_LLAMACPP)  ## llama.cpp's own server on the embedded defau
 	$(BIN)/python -m jobs.bench llamacpp
 
 scorer: $(INSTALLED)          ## train the scorer that ships for the embedded default anew; an hour
-	$(BIN)/python -m jobs.train scorer scorer --output platform/choicespec/scorer/shipped/2f417f72770849a3
+	$(BIN)/python -m jobs.train scorer scorer --output platform/choicespec/scorer/shipped/dc360b311ce98ec7
 
 scorer-table: $(INSTALLED)    ## the scorer beside prior, oracle, ablations and the published table; an hour more
 	$(BIN)/python -m jobs.train evaluate scorer
