@@ -166,6 +166,17 @@ def test_states_of_the_token_before_or_after_would_be_caught(compared: Compared)
             _assert_same_states(found._replace(hidden_states=shifted), expected)
 
 
+def test_states_of_prompts_are_those_of_the_whole_text() -> None:
+    """Fails if padding counts among a prompt's tokens, or if its last one is kept twice or not at all."""
+    model = _llama()
+    for found in record_batch(model, WIDE, [_rule(r) for r in WIDE], KEPT, prompt_states=True):
+        ids = [*found.request.prompt_ids, *found.output_ids[:-1]]
+        with torch.inference_mode():
+            expected = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[1][0]
+        states = np.concatenate([found.prompt_states[1], found.hidden_states[1]]).astype(np.float32)
+        np.testing.assert_allclose(states, expected.numpy(), rtol=1e-3, atol=5e-3)
+
+
 def test_margins_are_the_targets(compared: Compared) -> None:
     """Fails if a near-tie cannot be told in a recording, or if margins are another token's or another request's."""
     for found, expected in zip(compared.recorded, compared.singles, strict=True):
