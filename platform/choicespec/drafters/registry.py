@@ -1,4 +1,4 @@
-"""The table of proposers: a kind of method to what makes its proposer, imported on use."""
+"""The tables of proposers and of neural drafters: a kind to what makes one, imported on use."""
 
 import importlib
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.drafters.choice import ByCost, ChoiceDrafter, PriorRanker, Ranker, Survival
 from choicespec.records import Document
-from choicespec.spec.method import Choice, MethodSpec
+from choicespec.spec.method import Choice, Draft, MethodSpec
 
 MOST_REPOSITORY_TOKENS = 50_000_000  # about 420 MB
 
@@ -19,6 +19,12 @@ PROPOSERS = {
     "autoregressive": "choicespec.drafters.autoregressive:AutoregressiveDrafter",
     "ngram": "choicespec.drafters.ngram:NgramDrafter",
     "choice": "choicespec.drafters.choice:ChoiceDrafter",
+}
+# By the kind of the pair's drafter. They need the target's hidden states, and torch.
+DRAFTERS = {
+    "dflash": "choicespec.drafters.dflash:DFlashCheckpoint",
+    "dflash2": "choicespec.drafters.dflash2:DFlash2Checkpoint",
+    "mtp": "choicespec.drafters.mtp:MtpCheckpoint",
 }
 
 
@@ -29,11 +35,19 @@ class TargetSide(NamedTuple):
         encode: the target's tokenizer.
         step_costs: what its verifications cost.
         scorer: the pair's scorer, reading the target's hidden states.
+        drafter: one of the pair's drafters, reading the target's hidden states.
     """
 
     encode: Callable[[str], list[int]]
     step_costs: Callable[[], StepCosts]
     scorer: Callable[[], Ranker]
+    drafter: Callable[[Draft], Proposer]
+
+
+def made_on_use(place: str) -> Any:
+    """What a table names as "module:name"."""
+    module, name = place.split(":")
+    return getattr(importlib.import_module(module), name)
 
 
 class Proposers:
@@ -49,12 +63,18 @@ class Proposers:
         self._made: dict[MethodSpec, Proposer] = {}
 
     def of(self, method: MethodSpec) -> Proposer:
-        """The proposer of a method of one of the kinds in ``PROPOSERS``."""
+        """The proposer of a method of one of the kinds in ``PROPOSERS``, or of one that drafts."""
         if method not in self._made:
-            module, name = PROPOSERS[method.kind].split(":")
-            make: Any = getattr(importlib.import_module(module), name)
-            self._made[method] = self._choice(method) if isinstance(method, Choice) else make(method)
+            self._made[method] = self._make(method)
         return self._made[method]
+
+    def _make(self, method: MethodSpec) -> Proposer:
+        if isinstance(method, Draft):
+            return self._target.drafter(method)
+        if isinstance(method, Choice):
+            return self._choice(method)
+        proposer: Proposer = made_on_use(PROPOSERS[method.kind])(method)
+        return proposer
 
     def _choice(self, method: Choice) -> ChoiceDrafter:
         target = self._target

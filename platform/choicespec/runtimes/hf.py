@@ -12,10 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from choicespec.decoding.batched import record_batch
 from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
+from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.small_blocks import use_small_blocks
 from choicespec.decoding.step_cost import StepCosts, measure_step_costs
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
+from choicespec.drafters.checkpoint import TargetShape
+from choicespec.drafters.registry import DRAFTERS, PROPOSERS, Proposers, TargetSide, made_on_use
 from choicespec.errors import CheckpointError, PromptTooLong, ScorerError, TaskDataError, Unsupported
 from choicespec.recordings import Recorded
 from choicespec.records import Document, Request, TargetIdentity, Trace
@@ -24,7 +26,7 @@ from choicespec.runtimes.hf_generate import generate_with_transformers
 from choicespec.runtimes.quantized import round_weights
 from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
-from choicespec.spec.method import Choice, MethodSpec, TransformersGenerate
+from choicespec.spec.method import Choice, Draft, MethodSpec, TransformersGenerate
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.tasks.tokenizer import Message, Tool
@@ -90,6 +92,7 @@ class HfRuntime:
         self.model: Any = None  # the transformers model, once ``load`` has read it
         self._target: CausalLmTarget | None = None
         self._costs: StepCosts | None = None
+        self._drafters: dict[str, Any] = {}  # the checkpoints of the pair's drafters that are in use
         self.use_repository(tuple)
 
     @cached_property
@@ -112,6 +115,8 @@ class HfRuntime:
             return f"it runs a pair on one GPU or the CPU, but gpus={pair.gpus}"
         if pair.target.dtype == "gguf":
             return "it computes in torch's types, not in a GGUF's; set target.dtype: float32"
+        if isinstance(method, Draft):
+            return _drafter_refusal(pair, method)
         if method.kind not in PROPOSERS and not isinstance(method, TransformersGenerate):
             return "it has no proposer of that kind"
         if isinstance(method, Choice) and method.selection == "scorer":
@@ -141,7 +146,8 @@ class HfRuntime:
 
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
-        self._proposers = Proposers(TargetSide(self.tokenizer.encode, self._step_costs, self._scorer), documents)
+        side = TargetSide(self.tokenizer.encode, self._step_costs, self._scorer, self._drafter)
+        self._proposers = Proposers(side, documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
         """Decode one request greedily."""
@@ -156,8 +162,9 @@ class HfRuntime:
         proposer.finish(request, found.output_ids)
         return found
 
-    def record(self, requests: Sequence[Request], layers: Sequence[int]) -> list[Recorded]:
-        """Decode requests greedily as one batch, keeping the outputs of some decoder layers.
+    def record(self, requests: Sequence[Request], layers: Sequence[int], prompt_states: bool = False) -> list[Recorded]:
+        """Decode requests greedily as one batch, keeping the outputs of some decoder layers; at the prompts' tokens too
+        where they are wanted.
 
         Raises:
             PromptTooLong: before the target runs.
@@ -165,7 +172,8 @@ class HfRuntime:
         for request in requests:
             self._check_length(request)
         self.load()
-        return record_batch(self.model, requests, [self._stop_rule(request) for request in requests], layers)
+        stops = [self._stop_rule(request) for request in requests]
+        return record_batch(self.model, requests, stops, layers, prompt_states)
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""
@@ -193,6 +201,18 @@ class HfRuntime:
         for layer in manifest.layers:
             self._target.watch(layer)
         return ScorerRanker(load_scorer(folder, manifest, self._embed), self._target.hidden_states)
+
+    def _drafter(self, method: Draft) -> Proposer:
+        """One of the pair's drafters on this target; methods with other k share its weights.
+
+        Raises:
+            CheckpointError: it is missing, broken or for another target.
+        """
+        assert self._target is not None, "a method is made once the weights are there"
+        if method.drafter not in self._drafters:
+            self._drafters[method.drafter] = open_drafter(self._pair, method.drafter)
+        drafter: Proposer = self._drafters[method.drafter].drafter(self._target, method.num_draft_tokens)
+        return drafter
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         embedding = self.model.get_input_embeddings()
@@ -235,4 +255,33 @@ def _scorer_refusal(pair: PairSpec, method: Choice) -> str | None:
         return str(error)
     if method.block_length > manifest.block_length:
         return f"its scorer judges {manifest.block_length} tokens at most, but block_length is {method.block_length}"
+    return None
+
+
+def open_drafter(pair: PairSpec, name: str) -> Any:
+    """The checkpoint of one of a pair's drafters, compared with the target by both their descriptions; no weights.
+
+    Raises:
+        CheckpointError: it is missing, of a kind that has no proposer here, or made for another target.
+    """
+    spec = pair.drafters.get(name)
+    if spec is None:
+        raise CheckpointError(f"the pair has no drafter {name!r}; known: {', '.join(pair.drafters) or 'none'}")
+    if spec.kind not in DRAFTERS:
+        raise CheckpointError(f"drafter {name!r} is of kind {spec.kind!r}; known here: {', '.join(DRAFTERS)}")
+    place = locate(pair.target.model, pair.target.revision)
+    config = AutoConfig.from_pretrained(place, revision=pair.target.revision).get_text_config()
+    target = TargetShape(config.hidden_size, config.vocab_size, config.num_hidden_layers)
+    revision = pair.target.revision
+    if spec.model is not None:
+        place, revision = locate(spec.model, None, f"pair.drafters.{name}.model"), None
+    return made_on_use(DRAFTERS[spec.kind])(place, target, revision)
+
+
+def _drafter_refusal(pair: PairSpec, method: Draft) -> str | None:
+    """Why a drafter cannot draft for the pair's target, or None."""
+    try:
+        open_drafter(pair, method.drafter)
+    except CheckpointError as error:
+        return str(error)
     return None
