@@ -16,7 +16,7 @@ from choicespec.spec.method import MethodSpec
 from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.task import ChatLog, TaskSpec
-from choicespec.spec.training import ScorerTraining
+from choicespec.spec.training import DrafterTraining, ScorerTraining
 
 AXES = ("pairs", "runtimes", "tasks", "methods")
 _Names = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -68,6 +68,7 @@ class ExperimentSpec(Frozen):
     methods: dict[str, MethodSpec] = Field(min_length=1)
     matrix: tuple[Matrix, ...] = Field(default=(Matrix(),), min_length=1)
     scorer: ScorerTraining | None = None
+    drafter: DrafterTraining | None = None
 
     @model_validator(mode="after")
     def _matrix_names_exist(self) -> Self:
@@ -77,11 +78,14 @@ class ExperimentSpec(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _scorer_names_exist(self) -> Self:
+    def _trained_names_exist(self) -> Self:
         if self.scorer is not None:
-            _known([self.scorer.pair, *self.scorer.transfer], self.pairs, "scorer.pair and scorer.transfer")
-            _known([self.scorer.runtime], self.runtimes, "scorer.runtime")
-            _known(self.scorer.train_limits, self.tasks, "scorer.train_limits")
+            _known(self.scorer.transfer, self.pairs, "scorer.transfer")
+        for field, training in (("scorer", self.scorer), ("drafter", self.drafter)):
+            if training is not None:
+                _known([training.pair], self.pairs, f"{field}.pair")
+                _known([training.runtime], self.runtimes, f"{field}.runtime")
+                _known(training.train_limits, self.tasks, f"{field}.train_limits")
         return self
 
     def fingerprint(self) -> str:
@@ -123,7 +127,7 @@ class ExperimentSpec(Frozen):
                 if block[axis] is not None:
                     block[axis] = tuple(name for name in block[axis] if name in names)
         content["matrix"] = tuple(b for b in content["matrix"] if all(b[axis] != () for axis in AXES))
-        content["scorer"] = None  # what is trained for the whole is not what is measured of it
+        content["scorer"] = content["drafter"] = None  # what is trained for the whole is not what is measured of it
         if limit is not None:
             for task in content["tasks"].values():
                 task["limit"] = limit
