@@ -1,4 +1,4 @@
-"""Training drafters on recorded outputs of a small target: what is trained is what drafts, and a fit can be gone on with."""
+"""Training drafters on recorded outputs of a small target: what is trained is what drafts, and a fit goes on."""
 
 from functools import cache
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_what_is_trained_is_what_drafts(kind: str, recordings: Recordings, tmp_p
 
 @pytest.mark.parametrize("kind", ["dflash", "mtp"])
 def test_an_anchor_sees_nothing_of_what_comes_after(kind: str, recordings: Recordings) -> None:
-    """Fails if the mask lets a block see later context or another block: training would then predict what it was shown."""
+    """Fails if the mask lets a block see later context or another block: it would predict what it was shown."""
     trainee, sequence = _trainee(kind, recordings), recordings[0][0]
     anchor = sequence.prompt_tokens + 4
     ids, states = sequence.token_ids_N.clone(), {layer: one.clone() for layer, one in sequence.states.items()}

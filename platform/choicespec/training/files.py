@@ -82,7 +82,8 @@ def _common(kind: str, num_draft_tokens: int, layer: Any, target: Any) -> dict[s
             "default_proposal_method": "greedy",
             "verifier": {"name_or_path": None, "architectures": target.architectures or []},
         },
-        "transformer_layer_config": layer.to_diff_dict() | {"vocab_size": target.vocab_size},
+        "transformer_layer_config": layer.to_diff_dict()
+        | {"model_type": layer.model_type, "vocab_size": target.vocab_size},
         "dtype": "bfloat16",
         "transformers_version": version("transformers"),
     }

@@ -56,8 +56,8 @@ class Fit:
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=spec.learning_rate, betas=(0.9, 0.98), weight_decay=spec.weight_decay
         )
-        self._places = torch.zeros(int(_target_ids(trainee).max()) + 1, dtype=torch.long).fill_(_UNKNOWN)
-        self._places[_target_ids(trainee)] = torch.arange(len(_target_ids(trainee)))
+        self._draft_ids = torch.zeros(int(_target_ids(trainee).max()) + 1, dtype=torch.long).fill_(_UNKNOWN)
+        self._draft_ids[_target_ids(trainee)] = torch.arange(len(_target_ids(trainee)))
         self.progress = self._restored() if kept.exists() else Progress(0, ())
 
     @property
@@ -121,8 +121,8 @@ class Fit:
 
     def _labels(self, sequence: TokenSequence, anchors_A: torch.Tensor) -> torch.Tensor:
         tokens_AK, there_AK = after_anchors(sequence, anchors_A, self._trainee.places)
-        known_AK = there_AK & (tokens_AK < len(self._places))
-        return torch.where(known_AK, self._places[tokens_AK.where(known_AK, torch.tensor(0))], _UNKNOWN)
+        known_AK = there_AK & (tokens_AK < len(self._draft_ids))
+        return torch.where(known_AK, self._draft_ids[tokens_AK.where(known_AK, torch.tensor(0))], _UNKNOWN)
 
     def _set_rate(self, done: float) -> None:
         """Linear up, then down along a half cosine."""

@@ -52,6 +52,12 @@ class Recordings:
     def __iter__(self) -> Iterator[list[TokenSequence]]:
         return (self[number] for number in range(len(self)))
 
+    def texts(self) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """Each prompt and its output, read without the states."""
+        for folder, index, manifest in self._chunks:
+            for one in folder.read_chunk(index, manifest.model_copy(update={"layers": ()})):
+                yield one.request.prompt_ids, one.output_ids
+
     @property
     def num_sequences(self) -> int:
         """Of all chunks."""
@@ -76,10 +82,8 @@ def deviation(recordings: Recordings, layers: Sequence[int]) -> torch.Tensor:
 def most_frequent(recordings: Recordings, vocab_size: int, size: int) -> torch.Tensor:
     """The (size,) ids, ascending, that outputs have most often; then prompts, which outputs copy from."""
     in_outputs, in_prompts = np.zeros(vocab_size), np.zeros(vocab_size)
-    for chunk in recordings:
-        for sequence in chunk:
-            ids = sequence.token_ids_N.numpy()
-            in_outputs += np.bincount(ids[sequence.prompt_tokens :], minlength=vocab_size)
-            in_prompts += np.bincount(ids[: sequence.prompt_tokens], minlength=vocab_size)
+    for prompt_ids, output_ids in recordings.texts():
+        in_outputs += np.bincount(output_ids, minlength=vocab_size)
+        in_prompts += np.bincount(prompt_ids, minlength=vocab_size)
     order = np.lexsort((-in_prompts, -in_outputs))[:size]
     return torch.from_numpy(np.sort(order))
