@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from choicespec.decoding.batched import record_batch
 from choicespec.decoding.causal_lm import CausalLmTarget
@@ -21,6 +21,7 @@ from choicespec.recordings import Recorded
 from choicespec.records import Document, Request, TargetIdentity, Trace
 from choicespec.runtimes.checkpoints import identify, input_embedding, locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
+from choicespec.runtimes.hf_target import layers_refusal, read_config, target_refusal
 from choicespec.runtimes.quantized import round_weights
 from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
@@ -74,14 +75,14 @@ class HfRuntime:
         transformers.logging.disable_progress_bar()
         self._spec, self._pair = spec, pair
         self._checkpoint = locate(pair.target.model, pair.target.revision)
+        config = read_config(pair.target)
+        reason = layers_refusal(config)
+        if reason is not None:
+            raise Unsupported("hf", "every method", reason)
         try:
-            config = AutoConfig.from_pretrained(self._checkpoint, revision=pair.target.revision).get_text_config()
             tokenizer = AutoTokenizer.from_pretrained(self._checkpoint, revision=pair.target.revision)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot read {pair.target.model!r}: {error}") from error
-        other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-        if other_layers:
-            raise Unsupported("hf", "every method", f"{pair.target.model} has {', '.join(sorted(other_layers))} layers")
         self.tokenizer = HfTokenizer(tokenizer)
         self.context_tokens: int = config.max_position_embeddings
         self.device = torch.cuda.get_device_name() if pair.gpus else "cpu"
@@ -114,6 +115,9 @@ class HfRuntime:
             return "it computes in torch's types, not in a GGUF's; set target.dtype: float32"
         if method.kind not in PROPOSERS and not isinstance(method, TransformersGenerate):
             return "it has no proposer of that kind"
+        reason = target_refusal(pair.target, method)
+        if reason is not None:
+            return reason
         if isinstance(method, Choice) and method.selection == "scorer":
             return _scorer_refusal(pair, method)
         return None
