@@ -21,7 +21,8 @@ from choicespec.decoding.cache import RollbackCache
 from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.choice import ChoiceDrafter, Survival
+from choicespec.drafters.choice import ChoiceDrafter
+from choicespec.drafters.payoff import Survival
 from choicespec.errors import ScorerError, Unsupported
 from choicespec.recordings import Recorded, RecordingFolder
 from choicespec.records import Proposal, Request, Trace
@@ -420,7 +421,7 @@ class Compared(NamedTuple):
         for layer in self.scorer.manifest.layers:
             target.watch(layer)
         ranker = _Noting(ScorerRanker(self.scorer, target.hidden_states))
-        proposer = _Placed(ChoiceDrafter(self.live.sources(), ranker, Survival(0.0).length), ranker)
+        proposer = _Placed(ChoiceDrafter(self.live.sources(), ranker, Survival(0.0), block_length=8), ranker)
         traces = []
         for number, one in enumerate(self.recorded):
             proposer.number = number

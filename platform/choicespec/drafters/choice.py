@@ -1,16 +1,15 @@
-"""Finite candidate sets: the best candidate is verified as a draft."""
+"""Finite candidate sets, and drafters beside them: the best candidate or draft is verified."""
 
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Sequence
 from typing import Protocol
 
 from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sets import Candidate, Ranked
-from choicespec.decoding.step_cost import StepCosts, best_length
+from choicespec.drafters.payoff import Payoff
+from choicespec.drafters.union import CalledDrafter, improve
 from choicespec.records import Proposal, Request
 
 _NOTHING = Proposal((), "")
-_REMEMBERED = 0.95  # of the running rate, a step
 
 
 class Ranker(Protocol):
@@ -29,57 +28,55 @@ class PriorRanker:
         return Ranked(candidates[0], candidates[0].survival)
 
 
-class Survival:
-    """Verifies each token that survives with at least a fixed probability."""
-
-    def __init__(self, least: float) -> None:
-        self._least = least
-
-    def length(self, survival: Sequence[float]) -> int:
-        """Draft tokens to verify."""
-        return sum(1 for _ in takewhile(lambda probability: probability >= self._least, survival))
-
-
-class ByCost:
-    """Verifies as many tokens as pay, by what a verification costs and the rate expected of the last steps."""
-
-    def __init__(self, costs: StepCosts) -> None:
-        self._costs = costs
-        self._tokens, self._ms = 1.0, costs.of(1)
-
-    def length(self, survival: Sequence[float]) -> int:
-        """Draft tokens to verify."""
-        length = best_length(survival, self._costs, self._tokens / self._ms)
-        self._tokens = _REMEMBERED * self._tokens + 1 + sum(survival[:length])
-        self._ms = _REMEMBERED * self._ms + self._costs.of(length + 1)
-        return length
-
-
 class ChoiceDrafter:
-    """Proposes the candidate that the ranker chooses, as far as verifying it pays.
+    """Proposes the best of a finite set, and of the drafts of drafters beside it, as far as verifying it pays.
 
     Args:
         candidates: the sets.
-        ranker: chooses.
-        length: how many of the chosen tokens are verified.
+        ranker: chooses of a set.
+        payoff: weighs the chosen candidate and the drafts.
+        block_length: the most tokens that a drafter is asked for.
+        drafters: those beside the set, each behind its gate.
     """
 
-    def __init__(self, candidates: RequestCandidates, ranker: Ranker, length: Callable[[Sequence[float]], int]) -> None:
-        self._candidates, self._ranker, self._length = candidates, ranker, length
+    def __init__(
+        self,
+        candidates: RequestCandidates,
+        ranker: Ranker,
+        payoff: Payoff,
+        block_length: int,
+        drafters: Sequence[CalledDrafter] = (),
+    ) -> None:
+        self._candidates, self._ranker, self._payoff = candidates, ranker, payoff
+        self._block_length, self._drafters = block_length, drafters
 
     def begin(self, request: Request) -> None:
         """Draw the request's sources."""
         self._candidates.begin(request)
+        for drafter in self._drafters:
+            drafter.begin(request)
 
     def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
-        """The best candidate's first tokens, or nothing where there is no candidate or none pays."""
+        """The best draft's first tokens, or nothing where there is none or none pays."""
+        for drafter in self._drafters:
+            drafter.look(token_ids)
         found = self._candidates.candidates(token_ids, limit)
-        if not found:
+        if not found and (limit < 1 or not self._drafters):
             return _NOTHING
-        candidate, survival = self._ranker.best(found, token_ids[-1])
-        length = self._length(survival)
-        return Proposal(candidate.token_ids[:length], candidate.source) if length else _NOTHING
+        best = self._payoff.weigh(*self._chosen(found, token_ids[-1]))
+        best, drafting_ms = improve(best, self._drafters, token_ids, min(limit, self._block_length))
+        self._payoff.take(best, drafting_ms)
+        return Proposal(tuple(best.token_ids[: best.length]), best.source) if best.length else _NOTHING
 
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:
         """Keep the output for later requests; the same request never sees its own."""
         self._candidates.finish(request, output_ids)
+        for drafter in self._drafters:
+            drafter.proposer.finish(request, output_ids)
+
+    def _chosen(self, found: Sequence[Candidate], anchor: int) -> tuple[Sequence[int], str, Sequence[float]]:
+        """The tokens, source and survival of the ranker's choice; empty where there is no candidate."""
+        if not found:
+            return (), "", ()
+        candidate, survival = self._ranker.best(found, anchor)
+        return candidate.token_ids, candidate.source, survival

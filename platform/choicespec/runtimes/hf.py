@@ -118,8 +118,11 @@ class HfRuntime:
         reason = target_refusal(pair.target, method)
         if reason is not None:
             return reason
-        if isinstance(method, Choice) and method.selection == "scorer":
-            return _scorer_refusal(pair, method)
+        if isinstance(method, Choice):
+            reasons = [HfRuntime.refusal(pair, draft) for draft in method.calls]
+            if method.selection == "scorer":
+                reasons.append(_scorer_refusal(pair, method))
+            return next((reason for reason in reasons if reason is not None), None)
         return None
 
     def load(self) -> None:
