@@ -21,8 +21,7 @@ from choicespec.decoding.cache import RollbackCache
 from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.choice import ChoiceDrafter
-from choicespec.drafters.payoff import Survival
+from choicespec.drafters.choice import ChoiceDrafter, Survival
 from choicespec.errors import ScorerError, Unsupported
 from choicespec.recordings import Recorded, RecordingFolder
 from choicespec.records import Proposal, Request, Trace

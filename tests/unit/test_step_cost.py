@@ -5,7 +5,8 @@ from itertools import accumulate, pairwise
 
 import pytest
 from choicespec.decoding.step_cost import StepCosts, best_length, measure_step_costs
-from choicespec.drafters.payoff import ByCost, Payoff, Survival
+from choicespec.drafters.choice import ByCost, Survival
+from choicespec.drafters.union import Payoff
 from choicespec.records import Request
 from choicespec.runtimes.scripted import ScriptedRuntime, TableTarget
 from choicespec.spec.method import Autoregressive
@@ -167,6 +168,29 @@ def test_fast_steps_make_time_dear_and_slow_ones_make_it_cheap_again() -> None:
     for _ in range(200):
         assert length_of(by_cost, none) == 0
     assert length_of(by_cost, doubtful) == 8
+
+
+def test_a_step_without_a_candidate_makes_time_cheaper() -> None:
+    """Fails if only the steps that drafted are remembered: a request with few candidates would verify as if it were
+    fast all the time."""
+    costs = linear(0.25)
+    busy, idle = ByCost(costs), ByCost(costs)
+    for _ in range(20):
+        assert length_of(busy, [1.0] * 8) == length_of(idle, [1.0] * 8) == 8
+        assert length_of(idle, ()) == 0
+    doubtful = [0.7] * 8
+    assert length_of(busy, doubtful) < length_of(idle, doubtful)
+
+
+def test_a_request_begins_at_plain_decodings_rate() -> None:
+    """Fails if the length of a draft depends on which requests came before."""
+    costs = linear(0.25)
+    by_cost = ByCost(costs)
+    for _ in range(20):
+        length_of(by_cost, [1.0] * 8)
+    assert length_of(by_cost, [0.4] * 8) == 0
+    by_cost.begin()
+    assert length_of(by_cost, [0.4] * 8) == 8
 
 
 def test_the_sizes_measured_reach_from_one_token_to_the_longest() -> None:

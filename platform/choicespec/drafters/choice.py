@@ -1,15 +1,17 @@
 """Finite candidate sets, and drafters beside them: the best candidate or draft is verified."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sets import Candidate, Ranked
-from choicespec.drafters.payoff import Payoff
-from choicespec.drafters.union import CalledDrafter, improve
+from choicespec.decoding.step_cost import StepCosts, best_length
+from choicespec.drafters.union import CalledDrafter, Payoff, Weighed, improve
 from choicespec.records import Proposal, Request
 
 _NOTHING = Proposal((), "")
+_REMEMBERED = 0.95  # of the running rate, a step
 
 
 class Ranker(Protocol):
@@ -26,6 +28,55 @@ class PriorRanker:
     def best(self, candidates: Sequence[Candidate], anchor: int) -> Ranked:
         """See ``Ranker.best``."""
         return Ranked(candidates[0], candidates[0].survival)
+
+
+class Survival:
+    """Verifies each token that survives with at least a fixed probability; time is worth nothing."""
+
+    def __init__(self, least: float) -> None:
+        self._least = least
+
+    def begin(self) -> None:
+        """See ``Payoff.begin``."""
+
+    def weigh(self, token_ids: Sequence[int], source: str, survival: Sequence[float]) -> Weighed:
+        """See ``Payoff.weigh``."""
+        likely = list(takewhile(lambda probability: probability >= self._least, survival))
+        return Weighed(token_ids, source, survival, len(likely), 1 + sum(likely))
+
+    def price(self, ms: float) -> float:
+        """Nothing."""
+        return 0.0
+
+    def take(self, chosen: Weighed, drafting_ms: float) -> None:
+        """Nothing to note."""
+
+
+class ByCost:
+    """Verifies as many tokens as pay, by what a verification costs and the rate expected of the last steps."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        self._costs = costs
+        self.begin()
+
+    def begin(self) -> None:
+        """See ``Payoff.begin``; the rate starts at plain decoding's."""
+        self._tokens, self._ms = 1.0, self._costs.of(1)
+
+    def weigh(self, token_ids: Sequence[int], source: str, survival: Sequence[float]) -> Weighed:
+        """See ``Payoff.weigh``."""
+        length = best_length(survival, self._costs, self._tokens / self._ms)
+        gain = 1 + sum(survival[:length]) - self.price(self._costs.of(length + 1))
+        return Weighed(token_ids, source, survival, length, gain)
+
+    def price(self, ms: float) -> float:
+        """What is expected of that time elsewhere."""
+        return ms * self._tokens / self._ms
+
+    def take(self, chosen: Weighed, drafting_ms: float) -> None:
+        """See ``Payoff.take``."""
+        self._tokens = _REMEMBERED * self._tokens + 1 + sum(chosen.survival[: chosen.length])
+        self._ms = _REMEMBERED * self._ms + self._costs.of(chosen.length + 1) + drafting_ms
 
 
 class ChoiceDrafter:
@@ -53,18 +104,15 @@ class ChoiceDrafter:
     def begin(self, request: Request) -> None:
         """Draw the request's sources."""
         self._candidates.begin(request)
+        self._payoff.begin()
         for drafter in self._drafters:
             drafter.begin(request)
 
     def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
         """The best draft's first tokens, or nothing where there is none or none pays."""
-        for drafter in self._drafters:
-            drafter.look(token_ids)
-        found = self._candidates.candidates(token_ids, limit)
-        if not found and (limit < 1 or not self._drafters):
-            return _NOTHING
-        best = self._payoff.weigh(*self._chosen(found, token_ids[-1]))
-        best, drafting_ms = improve(best, self._drafters, token_ids, min(limit, self._block_length))
+        best, drafting_ms = self._best_candidate(token_ids, limit), 0.0
+        if limit > 0:
+            best, drafting_ms = improve(best, self._drafters, token_ids, min(limit, self._block_length))
         self._payoff.take(best, drafting_ms)
         return Proposal(tuple(best.token_ids[: best.length]), best.source) if best.length else _NOTHING
 
@@ -72,11 +120,12 @@ class ChoiceDrafter:
         """Keep the output for later requests; the same request never sees its own."""
         self._candidates.finish(request, output_ids)
         for drafter in self._drafters:
-            drafter.proposer.finish(request, output_ids)
+            drafter.finish(request, output_ids)
 
-    def _chosen(self, found: Sequence[Candidate], anchor: int) -> tuple[Sequence[int], str, Sequence[float]]:
-        """The tokens, source and survival of the ranker's choice; empty where there is no candidate."""
+    def _best_candidate(self, token_ids: Sequence[int], limit: int) -> Weighed:
+        """The ranker's choice, weighed; an empty draft where there is no candidate."""
+        found = self._candidates.candidates(token_ids, limit)
         if not found:
-            return (), "", ()
-        candidate, survival = self._ranker.best(found, anchor)
-        return candidate.token_ids, candidate.source, survival
+            return self._payoff.weigh((), "", ())
+        candidate, survival = self._ranker.best(found, token_ids[-1])
+        return self._payoff.weigh(candidate.token_ids, candidate.source, survival)

@@ -9,9 +9,8 @@ from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sources import Store
 from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.step_cost import StepCosts
-from choicespec.drafters.choice import ChoiceDrafter, PriorRanker, Ranker
-from choicespec.drafters.payoff import ByCost, Payoff, Survival
-from choicespec.drafters.union import Below, ByGain, CalledDrafter, Gate, always
+from choicespec.drafters.choice import ByCost, ChoiceDrafter, PriorRanker, Ranker, Survival
+from choicespec.drafters.union import Below, ByGain, CalledDrafter, Gate, Payoff, always
 from choicespec.records import Document
 from choicespec.spec.method import Choice, MethodSpec
 

@@ -8,10 +8,9 @@ from math import inf
 from operator import attrgetter, mul
 from statistics import mean
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from choicespec.decoding.proposer import Proposer
-from choicespec.drafters.payoff import Payoff, Weighed
 from choicespec.records import Proposal, Request
 
 _EDGES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99)  # of probabilities that are judged together
@@ -20,6 +19,50 @@ _UNSURE = 0.5  # of a token of which its drafter says nothing
 _REMEMBERED_CALLS = 32
 _CALLS_TO_JUDGE = 8  # before a gate trusts what it has seen of a drafter
 _STEPS_UNTIL_A_LOOK = 64  # without a call, after which a drafter is called to see whether it has improved
+
+
+class Weighed(NamedTuple):
+    """A draft that could be verified.
+
+    Attributes:
+        token_ids: all of its tokens.
+        source: who proposes it.
+        survival: the probability that each prefix is accepted, shortest first.
+        length: how many of its tokens are worth verifying.
+        gain: tokens that a step with so many of them is expected to yield, less what its time is worth in tokens; to
+            be compared with other drafts of the same step.
+    """
+
+    token_ids: Sequence[int]
+    source: str
+    survival: Sequence[float]
+    length: int
+    gain: float
+
+    @property
+    def expected_accepted(self) -> float:
+        """The expected accepted length, were all of it verified."""
+        return sum(self.survival)
+
+
+class Payoff(Protocol):
+    """Weighs the drafts of a step. One request at a time."""
+
+    def begin(self) -> None:
+        """Start a request; nothing of an earlier one is remembered, so that the order of requests changes no draft."""
+        ...
+
+    def weigh(self, token_ids: Sequence[int], source: str, survival: Sequence[float]) -> Weighed:
+        """A draft with what it yields."""
+        ...
+
+    def price(self, ms: float) -> float:
+        """What time is worth, in tokens."""
+        ...
+
+    def take(self, chosen: Weighed, drafting_ms: float) -> None:
+        """End each step: what is verified, an empty draft where nothing is, and the time that drafters took."""
+        ...
 
 
 class Calibration:
@@ -59,31 +102,26 @@ class CalledDrafter:
         payoff: weighs its drafts.
         gate: what calling it promises.
         clock: seconds.
+
+    Attributes:
+        gains, calls_ms: of its last calls.
+        idle_steps: since the last one.
     """
 
     def __init__(
         self, name: str, proposer: Proposer, payoff: Payoff, gate: "Gate", clock: Callable[[], float] = perf_counter
     ) -> None:
-        self.proposer = proposer
-        self._name, self._payoff, self._gate, self._clock = name, payoff, gate, clock
+        self._name, self._proposer, self._payoff, self._gate, self._clock = name, proposer, payoff, gate, clock
         self._calibration = Calibration()
-        self._last: tuple[int, Proposal] | None = None  # a draft, and how long the text was
+        self._drafted: list[tuple[int, Proposal]] = []  # in this request, each with the length of the text before it
         self.gains: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
         self.calls_ms: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
         self.idle_steps = 0
 
     def begin(self, request: Request) -> None:
         """Start a request."""
-        self._last = None
-        self.proposer.begin(request)
-
-    def look(self, token_ids: Sequence[int]) -> None:
-        """Begin a step: learn from what became of the last draft, verified or not."""
-        self.idle_steps += 1
-        if self._last is not None:
-            length, drafted = self._last
-            self._calibration.learn(drafted, token_ids[length : length + len(drafted.token_ids)])
-            self._last = None
+        self._drafted = []
+        self._proposer.begin(request)
 
     def promise(self, best: Weighed) -> float:
         """What a call would add to the best draft so far, in tokens; only a positive promise is worth it."""
@@ -92,13 +130,20 @@ class CalledDrafter:
     def draft(self, token_ids: Sequence[int], limit: int) -> Weighed:
         """Call it."""
         started = self._clock()
-        drafted = self.proposer.propose(token_ids, limit)
+        drafted = self._proposer.propose(token_ids, limit)
         self.calls_ms.append((self._clock() - started) * 1e3)
         drafted = drafted._replace(probabilities=drafted.probabilities or (_UNSURE,) * len(drafted.token_ids))
+        self._drafted.append((len(token_ids), drafted))
         found = self._payoff.weigh(drafted.token_ids, self._name, self._calibration.survival(drafted.probabilities))
         self.gains.append(found.gain)
-        self._last, self.idle_steps = (len(token_ids), drafted), 0
+        self.idle_steps = 0
         return found
+
+    def finish(self, request: Request, output_ids: Sequence[int]) -> None:
+        """Learn from what became of the request's drafts, verified or not."""
+        for length, drafted in self._drafted:
+            self._calibration.learn(drafted, output_ids[length - len(request.prompt_ids) :])
+        self._proposer.finish(request, output_ids)
 
 
 Gate = Callable[[CalledDrafter, Weighed], float]
@@ -158,4 +203,6 @@ def improve(best: Weighed, drafters: Sequence[CalledDrafter], token_ids: Sequenc
         drafter = waiting.pop(promises.index(max(promises)))
         best = max(best, drafter.draft(token_ids, limit), key=attrgetter("gain"))
         drafting_ms += drafter.calls_ms[-1]
+    for drafter in waiting:
+        drafter.idle_steps += 1
     return Improved(best, drafting_ms)
