@@ -22,7 +22,7 @@ from choicespec.records import Document, Request, TargetIdentity, Trace
 from choicespec.runtimes.checkpoints import identify, input_embedding, locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
 from choicespec.runtimes.hf_target import layers_refusal, read_config, target_refusal
-from choicespec.runtimes.quantized import round_weights
+from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
 from choicespec.spec.method import Choice, MethodSpec, TransformersGenerate
@@ -75,8 +75,8 @@ class HfRuntime:
         transformers.logging.disable_progress_bar()
         self._spec, self._pair = spec, pair
         self._checkpoint = locate(pair.target.model, pair.target.revision)
-        config = read_config(pair.target)
-        reason = layers_refusal(config)
+        self._config = read_config(pair.target)
+        reason = layers_refusal(self._config)
         if reason is not None:
             raise Unsupported("hf", "every method", reason)
         try:
@@ -84,6 +84,7 @@ class HfRuntime:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot read {pair.target.model!r}: {error}") from error
         self.tokenizer = HfTokenizer(tokenizer)
+        config = self._config.get_text_config()
         self.context_tokens: int = config.max_position_embeddings
         self.device = torch.cuda.get_device_name() if pair.gpus else "cpu"
         self.precision = pair.target.precision
@@ -115,7 +116,7 @@ class HfRuntime:
             return "it computes in torch's types, not in a GGUF's; set target.dtype: float32"
         if method.kind not in PROPOSERS and not isinstance(method, TransformersGenerate):
             return "it has no proposer of that kind"
-        reason = target_refusal(pair.target, method)
+        reason = target_refusal(pair, method)
         if reason is not None:
             return reason
         if isinstance(method, Choice):
@@ -137,10 +138,11 @@ class HfRuntime:
                 revision=target.revision,
                 dtype=getattr(torch, target.dtype),
                 use_safetensors=True,  # other weight files are pickles, which can run code
+                **loading_settings(target, self._config),
             )
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot load {target.model!r}: {error}") from error
-        if target.quantization is not None:
+        if target.quantization == "q4_0" or target.quantization == "q8_0":
             round_weights(model, target.quantization)
         self.model = model.to("cuda" if self._pair.gpus else "cpu").eval()
         use_small_blocks(self.model)
