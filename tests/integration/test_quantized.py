@@ -157,7 +157,7 @@ def test_a_gguf_is_dequantised_once_and_anew_when_it_changes(tmp_path: Path, mon
 def test_a_gguf_of_a_family_that_transformers_cannot_read_is_refused_beforehand(tmp_path: Path) -> None:
     """Fails if only the conversion, on a worker, finds it out."""
     file = write_dflash(tmp_path / "drafter.gguf", second=False)
-    with pytest.raises(Unsupported, match="cannot read .*drafter.gguf"):
+    with pytest.raises(Unsupported, match=r"cannot read .*drafter.gguf"):
         check_supported(HfRuntimeSpec(), PairSpec(target=TargetSpec(model=str(file))), Ngram())
     with pytest.raises(CheckpointError, match="no GGUF file"):
         check_checkpoint(str(tmp_path / "none.gguf"), None)
