@@ -16,7 +16,7 @@ from choicespec.drafters.autoregressive import AutoregressiveDrafter
 from choicespec.recordings import Recorded
 from choicespec.records import FinishReason, Request
 from choicespec.spec.method import Autoregressive
-from integration.small_checkpoints import LAYERS, SPREAD, small_llama
+from integration.small_checkpoints import LAYERS, SPREAD, small_hybrid, small_llama
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, OPTConfig
 
@@ -130,6 +130,7 @@ class Compared(NamedTuple):
         pytest.param((_opt, WIDE), id="opt"),
         pytest.param((_llama_with_small_blocks, WIDE), id="small-blocks"),
         pytest.param((_llama_with_small_blocks, NARROW), id="small-blocks-narrow"),
+        pytest.param((small_hybrid, WIDE), id="linear-attention"),
     ],
 )
 def compared(request: pytest.FixtureRequest) -> Compared:
@@ -231,7 +232,9 @@ def _no_mask(padded: batched._Prompts) -> batched._Prompts:
 
 
 @pytest.mark.parametrize(
-    ("make", "fault"), [(_opt, _plain_positions), (_opt, _no_mask), (_llama, _no_mask)], ids=lambda f: f.__name__
+    ("make", "fault"),
+    [(_opt, _plain_positions), (_opt, _no_mask), (_llama, _no_mask), (small_hybrid, _no_mask)],
+    ids=lambda f: f.__name__,
 )
 def test_wrong_padding_is_caught(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], fault: Fault) -> None:
     """The planted faults: the tests above must see them in every padded request, and in no other.

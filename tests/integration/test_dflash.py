@@ -62,7 +62,7 @@ def test_the_network_is_transformers_own() -> None:
     reference.load_state_dict({names.get(n, n): tensor for n, tensor in checkpoint_weights(ours).items()})
     tapped, block = torch.randn(9, 2 * HIDDEN), torch.randn(BLOCK, HIDDEN)
     positions = torch.arange(9 + BLOCK)
-    cache = RollbackCache()
+    cache = RollbackCache(ours.decoder)
     with torch.inference_mode():
         ours.write_context(tapped[:4], positions[:4], cache)
         ours.write_context(tapped[4:], positions[4:9], cache)

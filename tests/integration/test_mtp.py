@@ -75,7 +75,7 @@ def test_further_tokens_come_from_the_heads_own_states() -> None:
         states = model.model(torch.tensor([TEXT[:-1]])).last_hidden_state[0]
         for _ in range(4):
             positions = torch.arange(len(ids) - 1)
-            new = net()(target.embed(ids[1:]), states, positions, RollbackCache())[-1:]
+            new = net()(target.embed(ids[1:]), states, positions, RollbackCache(net().decoder))[-1:]
             ids.append(int(target.lm_head(new)[0].argmax()))
             states = torch.cat([states, new])
     assert found.token_ids == tuple(ids[len(TEXT) :])
@@ -148,8 +148,8 @@ def test_heads_of_targets_with_linear_attention_have_a_cache_that_grows(kind: di
     path = save_drafter(tmp_path, config, {"mtp.norm.weight": torch.ones(HIDDEN)})
     head = scattered(MtpNet(read_mtp(str(path), TARGET, None)))
     embedded, states, positions = torch.randn(9, HIDDEN), torch.randn(9, HIDDEN), torch.arange(9)
-    cache = RollbackCache()
+    cache = RollbackCache(head.decoder)
     with torch.inference_mode():
-        whole = head(embedded, states, positions, RollbackCache())
+        whole = head(embedded, states, positions, RollbackCache(head.decoder))
         parts = [head(embedded[part], states[part], positions[part], cache) for part in (slice(0, 6), slice(6, 9))]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-3, atol=1e-3)

@@ -34,14 +34,14 @@ def record_batch(
     A batch is not bit-equal to single requests, so an output may part from the live loop's at a numeric tie.
 
     Args:
-        model: a full-attention ``AutoModelForCausalLM`` in evaluation mode.
+        model: an ``AutoModelForCausalLM`` of full-attention and Gated DeltaNet layers, in evaluation mode.
         requests: one batch.
         stops: the rule of each request.
         layers: the decoder layers to keep, counted from 1.
         prompt_states: keep them at the prompts' tokens too.
     """
     ids_BP, mask, positions_BP = _padded([request.prompt_ids for request in requests], model.device)
-    cache = RollbackCache()
+    cache = RollbackCache(model)
     finishes: list[FinishReason | None] = [None] * len(requests)
     outputs: list[list[int]] = [[] for _ in requests]
     margins: list[torch.Tensor] = []

@@ -17,12 +17,12 @@ class CausalLmTarget:
     """Greedy choices, rollback and hidden states of one model, one request at a time.
 
     Args:
-        model: a full-attention ``AutoModelForCausalLM`` in evaluation mode.
+        model: an ``AutoModelForCausalLM`` of full-attention and Gated DeltaNet layers, in evaluation mode.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._cache = RollbackCache()
+        self._cache = RollbackCache(model)
         self._length = 0  # tokens in the cache before the block just verified
         self._watched: set[int] = set()
         self._hidden_TH: dict[int, torch.Tensor] = {}

@@ -93,7 +93,7 @@ class DFlashDrafter:
         self._num_draft_tokens = num_draft_tokens
         self._masks = [shape.mask_token_id] * (max(shape.block_length, num_draft_tokens + 1) - 1)
         self._tap = target.tap(shape.layers)
-        self._cache = RollbackCache()
+        self._cache = RollbackCache(net.decoder)
         self._context = 0  # positions in the cache
 
     def begin(self, request: Request) -> None:

@@ -71,7 +71,7 @@ class MtpDrafter:
         self._net, self._target = net, target
         self._num_draft_tokens = num_draft_tokens
         self._tap = target.tap([last_layer])
-        self._cache = RollbackCache()
+        self._cache = RollbackCache(net.decoder)
         self._known = 0  # positions in the cache
 
     def begin(self, request: Request) -> None:

@@ -10,6 +10,7 @@ from choicespec.candidates.sources import Store
 from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.drafters.choice import ByCost, ChoiceDrafter, PriorRanker, Ranker, Survival
+from choicespec.drafters.union import Below, ByGain, CalledDrafter, Gate, Payoff, always
 from choicespec.records import Document
 from choicespec.spec.method import Choice, Draft, MethodSpec
 
@@ -80,8 +81,12 @@ class Proposers:
         target = self._target
         candidates = RequestCandidates(method.block_length, method.num_candidates, target.encode, self._repository)
         ranker = target.scorer() if method.selection == "scorer" else PriorRanker()
-        length = ByCost(target.step_costs()) if method.min_survival is None else Survival(method.min_survival)
-        return ChoiceDrafter(candidates, ranker, length.length)
+        payoff = ByCost(target.step_costs()) if method.min_survival is None else Survival(method.min_survival)
+        drafters = [
+            CalledDrafter(draft.drafter, self.of(draft), payoff, gate)
+            for draft, gate in zip(method.calls, _gates(method, payoff), strict=True)
+        ]
+        return ChoiceDrafter(candidates, ranker, payoff, method.block_length, drafters)
 
     @cached_property
     def _repository(self) -> Store:
@@ -89,3 +94,12 @@ class Proposers:
         for document in self._documents():
             store.add(self._target.encode(document.text), name=document.name)
         return store
+
+
+def _gates(method: Choice, payoff: Payoff) -> list[Gate]:
+    """The gate of each drafter of a method."""
+    if method.gate is None:
+        return [always for _ in method.drafters]
+    if method.gate == "cost":
+        return [ByGain(payoff) for _ in method.drafters]
+    return [Below(threshold) for threshold in method.gate]

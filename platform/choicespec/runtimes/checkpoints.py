@@ -1,4 +1,4 @@
-"""Where a target's checkpoint lies: a hub id, a local folder, or the embedded default."""
+"""Where a target's checkpoint lies: a hub id, a local folder, a GGUF file, or the embedded default."""
 
 import hashlib
 import importlib.util
@@ -34,14 +34,19 @@ def check_checkpoint(model: str, revision: str | None) -> None:
     Raises:
         CheckpointError: as ``locate``.
     """
-    if model == EMBEDDED:
-        _embedded_gguf()
+    if model == EMBEDDED or is_gguf(model):
+        locate_gguf(model)
     else:
         locate(model, revision)
 
 
+def is_gguf(model: str) -> bool:
+    """Whether ``target.model`` names a GGUF file."""
+    return model.endswith(".gguf")
+
+
 def locate(model: str, revision: str | None, field: str = "target.model") -> str:
-    """The local folder of a checkpoint, or the hub id when it is one; converts the embedded default on first use.
+    """The local folder of a checkpoint, or the hub id when it is one; converts a GGUF on its first use.
 
     Args:
         model, revision: as the specification gives them.
@@ -51,7 +56,11 @@ def locate(model: str, revision: str | None, field: str = "target.model") -> str
         CheckpointError: an incomplete folder, a missing package, or a hub id that is neither cached nor reachable.
     """
     if model == EMBEDDED:
-        return str(_embedded_folder())
+        return str(_converted(_embedded_gguf(), "smollm2-135m-instruct"))
+    if is_gguf(model):
+        path = locate_gguf(model).resolve()
+        found = f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}"
+        return str(_converted(path, f"{path.stem}-{hashlib.sha256(found.encode()).hexdigest()[:12]}"))
     folder = Path(model)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -164,12 +173,11 @@ def _embedded_gguf() -> Path:
     return Path(package.origin).parent / _GGUF
 
 
-def _embedded_folder() -> Path:
-    """The embedded default as a safetensors folder in the user's cache directory, converted there once."""
-    folder = platformdirs.user_cache_path("choicespec") / "smollm2-135m-instruct"
+def _converted(gguf: Path, name: str) -> Path:
+    """A GGUF, dequantised, as a safetensors folder of that name in the user's cache directory; made there once."""
+    folder = platformdirs.user_cache_path("choicespec") / name
     if folder.is_dir():
         return folder
-    gguf = _embedded_gguf()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
@@ -189,7 +197,10 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    except ValueError as error:  # of a family that transformers cannot read
+        raise CheckpointError(f"target.model: cannot read {str(gguf)!r}: {error}") from error
     # transformers remembers that the weights came quantised, and would refuse to save what it has dequantised.
     model.hf_quantizer = None
     model.is_quantized = False

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from choicespec.decoding.batched import record_batch
 from choicespec.decoding.causal_lm import CausalLmTarget
@@ -23,7 +23,8 @@ from choicespec.recordings import Recorded
 from choicespec.records import Document, Request, TargetIdentity, Trace
 from choicespec.runtimes.checkpoints import identify, input_embedding, locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
-from choicespec.runtimes.quantized import round_weights
+from choicespec.runtimes.hf_target import layers_refusal, read_config, target_refusal
+from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
 from choicespec.spec.method import Choice, Draft, MethodSpec, TransformersGenerate
@@ -76,15 +77,16 @@ class HfRuntime:
         transformers.logging.disable_progress_bar()
         self._spec, self._pair = spec, pair
         self._checkpoint = locate(pair.target.model, pair.target.revision)
+        self._config = read_config(pair.target)
+        reason = layers_refusal(self._config)
+        if reason is not None:
+            raise Unsupported("hf", "every method", reason)
         try:
-            config = AutoConfig.from_pretrained(self._checkpoint, revision=pair.target.revision).get_text_config()
             tokenizer = AutoTokenizer.from_pretrained(self._checkpoint, revision=pair.target.revision)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot read {pair.target.model!r}: {error}") from error
-        other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-        if other_layers:
-            raise Unsupported("hf", "every method", f"{pair.target.model} has {', '.join(sorted(other_layers))} layers")
         self.tokenizer = HfTokenizer(tokenizer)
+        config = self._config.get_text_config()
         self.context_tokens: int = config.max_position_embeddings
         self.device = torch.cuda.get_device_name() if pair.gpus else "cpu"
         self.precision = pair.target.precision
@@ -115,12 +117,18 @@ class HfRuntime:
             return f"it runs a pair on one GPU or the CPU, but gpus={pair.gpus}"
         if pair.target.dtype == "gguf":
             return "it computes in torch's types, not in a GGUF's; set target.dtype: float32"
+        if method.kind not in PROPOSERS and not isinstance(method, Draft | TransformersGenerate):
+            return "it has no proposer of that kind"
+        reason = target_refusal(pair, method)
+        if reason is not None:
+            return reason
         if isinstance(method, Draft):
             return _drafter_refusal(pair, method)
-        if method.kind not in PROPOSERS and not isinstance(method, TransformersGenerate):
-            return "it has no proposer of that kind"
-        if isinstance(method, Choice) and method.selection == "scorer":
-            return _scorer_refusal(pair, method)
+        if isinstance(method, Choice):
+            reasons = [HfRuntime.refusal(pair, draft) for draft in method.calls]
+            if method.selection == "scorer":
+                reasons.append(_scorer_refusal(pair, method))
+            return next((reason for reason in reasons if reason is not None), None)
         return None
 
     def load(self) -> None:
@@ -135,10 +143,11 @@ class HfRuntime:
                 revision=target.revision,
                 dtype=getattr(torch, target.dtype),
                 use_safetensors=True,  # other weight files are pickles, which can run code
+                **loading_settings(target, self._config),
             )
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot load {target.model!r}: {error}") from error
-        if target.quantization is not None:
+        if target.quantization == "q4_0" or target.quantization == "q8_0":
             round_weights(model, target.quantization)
         self.model = model.to("cuda" if self._pair.gpus else "cpu").eval()
         use_small_blocks(self.model)
@@ -269,11 +278,11 @@ def open_drafter(pair: PairSpec, name: str) -> Any:
         raise CheckpointError(f"the pair has no drafter {name!r}; known: {', '.join(pair.drafters) or 'none'}")
     if spec.kind not in DRAFTERS:
         raise CheckpointError(f"drafter {name!r} is of kind {spec.kind!r}; known here: {', '.join(DRAFTERS)}")
-    place = locate(pair.target.model, pair.target.revision)
-    config = AutoConfig.from_pretrained(place, revision=pair.target.revision).get_text_config()
+    config = read_config(pair.target).get_text_config()
     target = TargetShape(config.hidden_size, config.vocab_size, config.num_hidden_layers)
-    revision = pair.target.revision
-    if spec.model is not None:
+    if spec.model is None:
+        place, revision = locate(pair.target.model, pair.target.revision), pair.target.revision
+    else:
         place, revision = locate(spec.model, None, f"pair.drafters.{name}.model"), None
     return made_on_use(DRAFTERS[spec.kind])(place, target, revision)
 

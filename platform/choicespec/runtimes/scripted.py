@@ -10,7 +10,7 @@ from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
 from choicespec.errors import PromptTooLong
 from choicespec.records import Document, Request, Trace
-from choicespec.spec.method import Draft, MethodSpec, uses_scorer
+from choicespec.spec.method import Draft, MethodSpec, drafters_of, uses_scorer
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from choicespec.tasks.tokenizer import Tokenizer
@@ -107,6 +107,8 @@ class ScriptedRuntime:
         """Everything runs here that proposes through the loop and does not look into the target."""
         if uses_scorer(method):
             return "a scorer reads hidden states, and its table has none"
+        if drafters_of(method):
+            return "it has no drafters"
         return None if method.kind in PROPOSERS else "it has no proposer of that kind"
 
     def load(self) -> None:

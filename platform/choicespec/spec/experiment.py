@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from choicespec.errors import SpecError
 from choicespec.spec.frozen import Frozen
-from choicespec.spec.method import MethodSpec
+from choicespec.spec.method import MethodSpec, drafters_of
 from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.task import ChatLog, TaskSpec
@@ -78,6 +78,16 @@ class ExperimentSpec(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _drafters_exist(self) -> Self:
+        for pair, _, _, method in self._cells():
+            _known(
+                drafters_of(self.methods[method]),
+                self.pairs[pair].drafters,
+                f"methods.{method}, of pairs.{pair}.drafters",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _trained_names_exist(self) -> Self:
         if self.scorer is not None:
             _known(self.scorer.transfer, self.pairs, "scorer.transfer")
@@ -95,14 +105,20 @@ class ExperimentSpec(Frozen):
     def trials(self) -> list[TrialSpec]:
         """The matrix, expanded in order; a combination that two blocks name is measured once."""
         trials: dict[str, TrialSpec] = {}
-        for block in self.matrix:
-            axes = [
-                [getattr(self, axis)[name] for name in getattr(block, axis) or getattr(self, axis)] for axis in AXES
-            ]
-            for pair, runtime, task, method in itertools.product(*axes):
-                trial = TrialSpec(pair=pair, runtime=runtime, task=task, method=method)
-                trials.setdefault(trial.fingerprint(), trial)
+        for pair, runtime, task, method in self._cells():
+            trial = TrialSpec(
+                pair=self.pairs[pair],
+                runtime=self.runtimes[runtime],
+                task=self.tasks[task],
+                method=self.methods[method],
+            )
+            trials.setdefault(trial.fingerprint(), trial)
         return list(trials.values())
+
+    def _cells(self) -> Iterator[tuple[str, ...]]:
+        """The names of pair, runtime, task and method, block by block."""
+        for block in self.matrix:
+            yield from itertools.product(*(getattr(block, axis) or getattr(self, axis) for axis in AXES))
 
     def narrowed(
         self, *, limit: int | None = None, tasks: Sequence[str] | None = None, methods: Sequence[str] | None = None
@@ -137,7 +153,7 @@ class ExperimentSpec(Frozen):
 def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:
     for name in names:
         if name not in known:
-            raise ValueError(f"{where}: unknown name {name!r}; known: {', '.join(known)}")
+            raise ValueError(f"{where}: unknown name {name!r}; known: {', '.join(known) or 'none'}")
 
 
 def load_experiment(name: str, folder: Path) -> ExperimentSpec:
