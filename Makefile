@@ -6,7 +6,7 @@ WITH_LLAMACPP := .venv/installed-llamacpp
 export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-llamacpp scorer scorer-table live peers ui test test-gpu check format
+.PHONY: demo demo-llamacpp scorer scorer-table drafters live peers ui test test-gpu check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
 	$(BIN)/python -m jobs.bench smollm2
@@ -19,6 +19,9 @@ scorer: $(INSTALLED)          ## train the scorer that ships for the embedded de
 
 scorer-table: $(INSTALLED)    ## the scorer beside prior, oracle, ablations and the published table; an hour more
 	$(BIN)/python -m jobs.train evaluate scorer
+
+drafters: $(INSTALLED)        ## a DFlash drafter and a multi-token head for the embedded default, trained here; three hours
+	$(BIN)/python -m jobs.train drafter drafters
 
 live: $(INSTALLED)            ## the scorer against prior, prompt lookup and transformers' own, on 48 held-out prompts a task
 	$(BIN)/python -m jobs.bench scorer

@@ -11,7 +11,8 @@ from choicespec.candidates.sets import Candidate, Features, Ranked
 from choicespec.candidates.sources import Store
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.choice import ChoiceDrafter
+from choicespec.drafters.choice import ChoiceDrafter, Survival
+from choicespec.drafters.union import Weighed
 from choicespec.recordings import Recorded
 from choicespec.records import Proposal, Request
 from choicespec.runtimes.scripted import ByteTokenizer
@@ -232,17 +233,15 @@ class Noting:
         return Ranked(candidates[0], candidates[0].survival)
 
 
-class AtMost:
+class AtMost(Survival):
     """Verifies so many tokens where there are as many."""
 
     def __init__(self, drafted: int) -> None:
+        super().__init__(0.0)
         self._drafted = drafted
 
-    def begin(self) -> None:
-        pass
-
-    def length(self, survival: Sequence[float]) -> int:
-        return min(self._drafted, len(survival))
+    def weigh(self, token_ids: Sequence[int], source: str, survival: Sequence[float]) -> Weighed:
+        return super().weigh(token_ids, source, survival)._replace(length=min(self._drafted, len(survival)))
 
 
 class Counting:
@@ -252,7 +251,7 @@ class Counting:
         self.number = 0
         self.seen: list[Seen] = []
         self._target, self._ranker = target, Noting(target)
-        self._drafter = ChoiceDrafter(sources(), self._ranker, AtMost(drafted))
+        self._drafter = ChoiceDrafter(sources(), self._ranker, AtMost(drafted), block_length=8)
 
     def begin(self, request: Request) -> None:
         self._prompt_tokens = len(request.prompt_ids)

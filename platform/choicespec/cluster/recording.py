@@ -26,6 +26,7 @@ class Wanted(NamedTuple):
     task: TaskSpec
     layers: tuple[int, ...]
     folder: RecordingFolder
+    prompt_states: bool = False
 
 
 def record(
@@ -58,6 +59,7 @@ def record(
         target=opened.identity,
         task=wanted.task,
         layers=wanted.layers,
+        prompt_states=wanted.prompt_states,
         chunks=tuple(tuple(request.request_id for request in chunk) for chunk in chunks),
         request_ids=tuple(request.request_id for request in prompts.requests),
     )
@@ -87,7 +89,8 @@ def _chunks(requests: Sequence[Request], batch_size: int) -> list[list[Request]]
 
 def _submit(wanted: Wanted, requests: list[Request]) -> Any:
     options = {"num_cpus": wanted.runtime.threads, "num_gpus": wanted.pair.gpus, "max_retries": 2}
-    return _record_chunk.options(**options).remote(wanted.pair, wanted.runtime, requests, wanted.layers)
+    what = (wanted.pair, wanted.runtime, requests, wanted.layers, wanted.prompt_states)
+    return _record_chunk.options(**options).remote(*what)
 
 
 @lru_cache(maxsize=1)
@@ -96,5 +99,7 @@ def _warm(pair: PairSpec, runtime: HfRuntimeSpec) -> HfRuntime:
 
 
 @ray.remote
-def _record_chunk(pair: PairSpec, runtime: HfRuntimeSpec, requests: list[Request], layers: tuple[int, ...]) -> bytes:
-    return pack(_warm(pair, runtime).record(requests, layers))
+def _record_chunk(
+    pair: PairSpec, runtime: HfRuntimeSpec, requests: list[Request], layers: tuple[int, ...], prompt_states: bool
+) -> bytes:
+    return pack(_warm(pair, runtime).record(requests, layers, prompt_states))

