@@ -106,11 +106,13 @@ def test_the_state_after_a_rollback_is_that_of_the_kept_tokens_one_by_one(model:
     found.verify(block)
     found.keep(kept)
     expected.prefill(prompt)
+    prompt_alone = _states(expected)
     for token_id in block[:kept]:
         expected.verify([token_id])
         expected.keep(1)
-    for ours, theirs in zip(_states(found), _states(expected), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for ours, theirs, before in zip(_states(found), _states(expected), prompt_alone, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+        assert kept == 0 or (theirs - before).abs().max() > 0.1  # far more than rounding
     assert found.verify([7, 8]) == expected.verify([7, 8])
 
 
