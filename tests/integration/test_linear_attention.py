@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,20 +16,27 @@ from choicespec.decoding.small_blocks import use_small_blocks
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.autoregressive import AutoregressiveDrafter
 from choicespec.errors import Unsupported
-from choicespec.records import Proposal, Request, Trace
-from choicespec.runtimes.checkpoints import identify
+from choicespec.records import Proposal, Request, Step, Trace
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.runtimes.runtime import check_supported
 from choicespec.spec.method import Autoregressive, Choice, Ngram, TransformersGenerate
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from contracts.lossless import assert_lossless
-from integration.small_checkpoints import HYBRIDS, hybrid_settings, save_checkpoint, small_hybrid, with_memory
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from integration.small_checkpoints import (
+    HIDDEN,
+    HYBRIDS,
+    LAYERS,
+    hybrid_settings,
+    save_checkpoint,
+    small_hybrid,
+    with_memory,
+)
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 _VOCABULARY = 512
 _REQUESTS = [
-    Request(f"r{index}", tuple(random.Random(index).choices(range(_VOCABULARY), k=tokens)), max_new_tokens=40)
+    Request(f"r{index}", tuple(random.Random(index).choices(range(_VOCABULARY), k=tokens)), max_new_tokens=24)
     for index, tokens in enumerate((2, 30, 90))  # shorter than the convolution's window; longer than a chunk
 ]
 
@@ -57,60 +64,74 @@ def _run(target: CausalLmTarget, request: Request, proposer: Proposer) -> Trace:
     return trace(request, decode(target, proposer, request, StopRule((), request.max_new_tokens, (), str)))
 
 
-def _assert_lossless(model: Any, probability: float) -> list[Trace]:
-    """The check of every test of outputs: several requests after each other on one target."""
-    target = CausalLmTarget(model)
-    plain = {r: _run(target, r, AutoregressiveDrafter(Autoregressive())) for r in _REQUESTS}
-    drafter = KnowingDrafter({r.request_id: t.output_ids for r, t in plain.items()}, k=8, probability=probability)
-    found = {r: _run(target, r, drafter) for r in _REQUESTS}
-    assert_lossless(_REQUESTS, plain.__getitem__, found.__getitem__)
-    return list(found.values())
+class Decoded(NamedTuple):
+    """A target, and what plain decoding makes of each request on it."""
+
+    model: Any
+    plain: dict[Request, Trace]
 
 
 @pytest.fixture(scope="module", params=list(HYBRIDS))
-def model(request: pytest.FixtureRequest) -> Any:
-    """One of each family, as the runtime runs it on the CPU."""
-    made = small_hybrid(request.param)
-    use_small_blocks(made)
-    return made
+def decoded(request: pytest.FixtureRequest) -> Decoded:
+    """One target of each family, as the runtime runs it on the CPU."""
+    model = small_hybrid(request.param)
+    use_small_blocks(model)
+    target = CausalLmTarget(model)
+    return Decoded(model, {r: _run(target, r, AutoregressiveDrafter(Autoregressive())) for r in _REQUESTS})
+
+
+def _assert_lossless(decoded: Decoded, probability: float) -> list[Step]:
+    """The check of every test of outputs: several requests after each other on one target; returns all steps."""
+    target = CausalLmTarget(decoded.model)
+    outputs = {r.request_id: found.output_ids for r, found in decoded.plain.items()}
+    drafter = KnowingDrafter(outputs, k=8, probability=probability)
+    steps: list[Step] = []
+
+    def run(request: Request) -> Trace:
+        found = _run(target, request, drafter)
+        steps.extend(found.steps)
+        return found
+
+    assert_lossless(_REQUESTS, decoded.plain.__getitem__, run)
+    return steps
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.5, 0.8, 1.0])
-def test_every_output_is_plain_decodings(model: Any, probability: float) -> None:
+def test_every_output_is_plain_decodings(decoded: Decoded, probability: float) -> None:
     """Fails if a state keeps anything of a rejected token, loses a kept one, or if a block decides otherwise than its
     tokens one by one."""
-    traces = _assert_lossless(model, probability)
-    steps = [step for found in traces for step in found.steps]
+    steps = _assert_lossless(decoded, probability)
     rate = sum(step.accepted for step in steps) / sum(step.proposed for step in steps)
-    assert rate == 0 if probability == 0 else rate > probability / 4  # the drafts are as good as they should be
+    assert rate == 0 if probability == 0 else rate > probability / 8  # the drafts are as good as they should be
 
 
-def test_plain_decoding_is_what_the_whole_text_gives(model: Any) -> None:
+def test_plain_decoding_is_what_the_whole_text_gives(decoded: Decoded) -> None:
     """Fails if baseline and method share a fault: the model, given all of the text and no cache, decides alike."""
-    target = CausalLmTarget(model)
-    for request in _REQUESTS:
-        output_ids = _run(target, request, AutoregressiveDrafter(Autoregressive())).output_ids
+    for request, found in decoded.plain.items():
+        output_ids = found.output_ids
         text = torch.tensor([[*request.prompt_ids, *output_ids]])
         with torch.inference_mode():
-            logits_TV = model(text, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1]
+            logits_TV = decoded.model(text, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1]
         assert logits_TV.argmax(dim=-1).tolist() == list(output_ids)
         assert len(set(output_ids)) > 10  # not one token for ever
 
 
 @pytest.mark.parametrize("kept", range(7))
-def test_the_state_after_a_rollback_is_that_of_the_kept_tokens_one_by_one(model: Any, kept: int) -> None:
+def test_the_state_after_a_rollback_is_that_of_the_kept_tokens_one_by_one(decoded: Decoded, kept: int) -> None:
     """Fails if a state is wrong by less than what turns a choice; 0 tokens are kept where costs are measured."""
     prompt, block = _REQUESTS[1].prompt_ids, (5, 4, 3, 2, 1, 0)
-    found, expected = CausalLmTarget(model), CausalLmTarget(model)
+    found, expected = CausalLmTarget(decoded.model), CausalLmTarget(decoded.model)
     found.prefill(prompt)
     found.verify(block)
     found.keep(kept)
     expected.prefill(prompt)
+    prompt_alone = _states(expected)
     for token_id in block[:kept]:
         expected.verify([token_id])
         expected.keep(1)
-    for ours, theirs in zip(_states(found), _states(expected), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for ours, theirs, before in zip(_states(found), _states(expected), prompt_alone, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+        assert kept == 0 or (theirs - before).abs().max() > 0.1  # far more than rounding
     assert found.verify([7, 8]) == expected.verify([7, 8])
 
 
@@ -148,18 +169,18 @@ def _old_window(state: GatedDeltaState, tokens: int, state_BHDE: torch.Tensor) -
     ],
 )
 def test_a_rollback_that_leaves_something_is_caught(
-    model: Any, monkeypatch: pytest.MonkeyPatch, place: str, name: str, fault: Callable[..., Any]
+    decoded: Decoded, monkeypatch: pytest.MonkeyPatch, place: str, name: str, fault: Callable[..., Any]
 ) -> None:
     """The planted faults: the test of outputs must see each of them, at drafts of any quality but perfect ones."""
     monkeypatch.setattr(f"{place}.{name}", fault)
     for probability in (0.0, 0.5, 0.8):
         with pytest.raises(AssertionError, match="not lossless"):
-            _assert_lossless(model, probability)
+            _assert_lossless(decoded, probability)
 
 
-def test_only_a_verified_block_is_taken_back(model: Any) -> None:
+def test_only_a_verified_block_is_taken_back(decoded: Decoded) -> None:
     """Fails if a state of which nothing was kept is silently taken for another one."""
-    target = CausalLmTarget(model)
+    target = CausalLmTarget(decoded.model)
     target.prefill([1, 2, 3])
     for _ in range(2):
         with pytest.raises(ValueError, match="only a verified block"):
@@ -185,18 +206,21 @@ class TestOnTheRuntime:
 
     @pytest.fixture(scope="class")
     def runtime(self, folder: Path) -> HfRuntime:
-        return HfRuntime(HfRuntimeSpec(threads=2), _pair(folder))
+        return HfRuntime(HfRuntimeSpec(threads=1), _pair(folder))
 
     def test_every_method_decodes_as_plain_decoding_does(self, runtime: HfRuntime) -> None:
         """Fails if a proposer of the runtime, or the measuring of its costs, leaves something in a state."""
-        requests = [request._replace(request_id=f"{request.request_id}-{i}") for request in _REQUESTS for i in "ab"]
+        prompt = tuple(random.Random(0).sample(range(_VOCABULARY), k=_VOCABULARY))  # whatever is said occurs in it
+        requests = [Request(name, prompt, max_new_tokens=24) for name in ("first", "again")]
         plain = {request: runtime.generate(request, Autoregressive()) for request in requests}
         for method in (Ngram(), Choice(min_survival=0.0), Choice()):
             found = {request: runtime.generate(request, method) for request in requests}
             assert_lossless(requests, plain.__getitem__, found.__getitem__)
-            assert any(step.proposed > step.accepted for t in found.values() for step in t.steps)
+            steps = [step for request in requests for step in found[request].steps]
+            if isinstance(method, Ngram) or method.min_survival is not None:
+                assert any(step.proposed > step.accepted for step in steps)
             if isinstance(method, Choice):  # it knows the output of the same prompt before
-                assert any(step.accepted for t in found.values() for step in t.steps)
+                assert any(step.accepted for step in steps)
 
     def test_the_text_model_is_the_checkpoints(self, runtime: HfRuntime, folder: Path) -> None:
         """Fails if weights are left at random because their names in the file have another prefix."""
@@ -206,12 +230,11 @@ class TestOnTheRuntime:
         with torch.inference_mode():
             torch.testing.assert_close(runtime.model(text).logits, whole(text).logits, rtol=1e-4, atol=1e-4)
 
-    def test_its_identity_is_that_of_its_text_model(self, runtime: HfRuntime, tmp_path: Path) -> None:
-        """Fails if a scorer trained beside one copy of the language model is refused beside the other."""
+    def test_its_identity_and_embedding_are_its_text_models(self, runtime: HfRuntime) -> None:
+        """Fails if a checkpoint of two towers cannot be identified, or passes by the sizes of the wrong one."""
         runtime.load()
-        alone = save_checkpoint(tmp_path, AutoModelForCausalLM.from_pretrained(runtime._checkpoint))
-        assert identify(str(alone), TargetSpec(model=str(alone))) == runtime.identity
-        assert (runtime.identity.hidden_size, runtime.identity.num_layers) == (64, 3)
+        assert (runtime.identity.hidden_size, runtime.identity.num_layers) == (HIDDEN, LAYERS)
+        torch.testing.assert_close(runtime.input_embedding(), runtime.model.get_input_embeddings().weight.detach())
 
     def test_transformers_own_verification_is_refused_before_anything_is_loaded(self, folder: Path) -> None:
         """Fails if a peer that cannot run is found out at its first request; plain generate can run."""
