@@ -143,7 +143,7 @@ def test_a_reduced_vocabulary_is_mapped_to_the_targets(tmp_path: Path) -> None:
     target = CausalLmTarget(small_llama())
     drafter = DFlashCheckpoint(str(save_drafter(tmp_path, config, weights)), TARGET).drafter(target, 4)
     ids = _draft(drafter, target).token_ids
-    assert len(set(ids)) > 1
+    assert any(ids)
     assert all(token_id % 7 == 0 for token_id in ids)
 
 
