@@ -77,8 +77,8 @@ def _experiment(content: dict[str, Any]) -> ExperimentSpec:
 def test_what_is_trained_drafts_and_nothing_is_done_twice(
     home: Path, content: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fails if what is saved is not what the runtime loads, if an MLflow that cannot be reached loses it, or if the same
-    command begins anew."""
+    """Fails if what is saved is not what the runtime loads, if an MLflow that cannot be reached loses it, or if the
+    same command begins anew."""
     DrafterJob(_experiment(content)).run(None)
     said = capsys.readouterr().out
     assert said.count("saved in") >= 2
