@@ -20,7 +20,12 @@ from ray.cluster_utils import Cluster
 from jobs.drafters import DrafterJob
 from jobs.terminal import HOME_VARIABLE
 
-_FUNCTION = "def total_{n}(first, second):\n    both = first + second * {n}\n    return both\n"
+_FUNCTION = """def total_{n}(first, second):
+    both = first + second * {n}
+    if both > first:
+        both -= {n}
+    return both
+"""
 _FIT = {"epochs": 1, "batch_size": 2, "anchors": 4}
 
 
