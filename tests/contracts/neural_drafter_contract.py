@@ -15,7 +15,9 @@ from choicespec.decoding.tap import Tap
 from choicespec.drafters.autoregressive import AutoregressiveDrafter
 from choicespec.records import Proposal, Request, Trace
 from choicespec.spec.method import Autoregressive, Draft, MethodSpec
-from contracts.proposer_contract import ProposerContract, request_of
+from contracts.lossless import assert_lossless
+from contracts.proposer_contract import Limits, ProposerContract, Texts, request_of
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from integration.small_checkpoints import small_llama
 
@@ -94,6 +96,24 @@ class NeuralDrafterContract(ProposerContract):
             proposer = self.drafter(target, method.num_draft_tokens)
         stop = StopRule((), request.max_new_tokens, (), str)
         return trace(request, decode(target, proposer, request, stop))
+
+    @settings(max_examples=8)  # a network's time is dear
+    @given(st.data(), st.text(alphabet="abc", min_size=1, max_size=30), st.integers(1, 24))
+    def test_the_output_is_plain_decodings(self, data: st.DataObject, prompt: str, max_new_tokens: int) -> None:
+        """Fails if a drafter writes into the target's cache, or drafts beyond the limit."""
+        method = data.draw(self.methods)
+        request = Request("r", tuple(prompt.encode()), max_new_tokens)
+        assert_lossless([request], lambda r: self.generate(r, Autoregressive()), lambda r: self.generate(r, method))
+
+    @settings(max_examples=15)
+    @given(st.data(), Texts, Limits)
+    def test_a_growing_text_gives_what_the_whole_text_gives(
+        self, data: st.DataObject, text: list[int], limit: int
+    ) -> None:
+        """Fails if the drafter's cache or its context is not cut back, or is filled at other positions."""
+        method = data.draw(self.methods)
+        lengths = data.draw(st.sets(st.integers(1, len(text))))
+        self.assert_grows(method, text, sorted(lengths), limit)
 
     def test_a_drafter_that_left_out_steps_catches_up(self) -> None:
         """Fails if states of the steps that it was not called at are lost, doubled or put elsewhere."""

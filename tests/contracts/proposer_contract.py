@@ -71,6 +71,14 @@ class ProposerContract:
         proposer.begin(request_of(text))
         return proposer.propose(text, limit)
 
+    def assert_grows(self, method: MethodSpec, text: list[int], lengths: list[int], limit: int) -> None:
+        """A proposer that is asked at some lengths of a text proposes what a fresh one does."""
+        proposer = self.fresh(method)
+        proposer.begin(request_of(text[: min(lengths, default=1)]))
+        for length in lengths:
+            found = proposer.propose(text[:length], limit)
+            assert self.same(found, self.draft(method, text[:length], limit))
+
     @given(st.data(), Texts, Limits)
     def test_never_more_than_k_nor_than_the_limit(self, data: st.DataObject, text: list[int], limit: int) -> None:
         """Fails if a draft runs beyond what can be accepted, or beyond what the target's cache has room for."""
@@ -115,11 +123,7 @@ class ProposerContract:
         """Fails if an index that grows with the text misses, repeats or misplaces a part of it."""
         method = data.draw(self.methods)
         lengths = data.draw(st.sets(st.integers(1, len(text))))
-        proposer = self.fresh(method)
-        proposer.begin(request_of(text[: min(lengths, default=1)]))
-        for length in sorted(lengths):
-            found = proposer.propose(text[:length], limit)
-            assert self.same(found, self.draft(method, text[:length], limit))
+        self.assert_grows(method, text, sorted(lengths), limit)
 
     @given(st.data(), st.text(alphabet='f(x=1234, y"); é', min_size=1, max_size=30), st.integers(1, 48))
     def test_the_output_is_plain_decodings(self, data: st.DataObject, prompt: str, max_new_tokens: int) -> None:

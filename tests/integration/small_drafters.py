@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from choicespec.drafters.dflash2 import DFlash2Net
@@ -55,7 +55,10 @@ def mtp_net() -> MtpNet:
     return scattered(MtpNet(LlamaConfig(**config)))
 
 
-def scattered(net: Any) -> Any:
+Net = TypeVar("Net", bound=torch.nn.Module)
+
+
+def scattered(net: Net) -> Net:
     """The net with random weights, large enough for each draft to depend on all of them; the same every time."""
     torch.manual_seed(1)
     for parameter in net.parameters():

@@ -143,7 +143,7 @@ def test_a_reduced_vocabulary_is_mapped_to_the_targets(tmp_path: Path) -> None:
     target = CausalLmTarget(small_llama())
     drafter = DFlashCheckpoint(str(save_drafter(tmp_path, config, weights)), TARGET).drafter(target, 4)
     ids = _draft(drafter, target).token_ids
-    assert len(set(ids)) > 1
+    assert any(ids)
     assert all(token_id % 7 == 0 for token_id in ids)
 
 
@@ -179,6 +179,7 @@ def test_what_is_no_dflash_checkpoint_is_refused(tmp_path: Path) -> None:
         ("two", zlab_config(selector_rank=8), "of kind 'dflash2', not 'dflash'"),
         ("eagle", speculators_config(speculators_model_type="eagle3"), "of kind 'eagle3'"),
         ("anchor", speculators_config(sample_from_anchor=True), "from the anchor's own place"),
+        ("kind", speculators_config(transformer_layer_config={"model_type": "none"}), "configuration of kind 'none'"),
         ("maskless", speculators_config(mask_token_id=None), "no 'mask_token_id'"),
     ]:
         with pytest.raises(CheckpointError, match=message):

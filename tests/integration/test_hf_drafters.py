@@ -15,6 +15,7 @@ from choicespec.spec.runtime import HfRuntimeSpec
 from contracts.runtime_contract import RuntimeContract
 from integration.small_checkpoints import save_checkpoint, small_llama
 from integration.small_drafters import (
+    LAYER,
     NATIVE,
     SIZES,
     WINDOW,
@@ -36,7 +37,8 @@ METHODS = tuple(Draft(drafter=name, num_draft_tokens=3) for name in ("dflash", "
 def pair(tmp_path_factory: pytest.TempPathFactory) -> PairSpec:
     """A small target that carries a head, and both block drafters beside it."""
     folder = tmp_path_factory.mktemp("pair")
-    target = save_checkpoint(folder / "target", small_llama())
+    model = small_llama(intermediate_size=LAYER["intermediate_size"])  # a head's layer is as the target's
+    target = save_checkpoint(folder / "target", model)
     weights = load_file(target / "model.safetensors") | renamed(mtp_net(), NATIVE)
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     dflash = save_drafter(folder / "dflash", zlab_config(**WINDOW), checkpoint_weights(dflash_net()))

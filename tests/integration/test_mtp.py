@@ -46,7 +46,7 @@ def _draft(drafter: Proposer, target: CausalLmTarget) -> Proposal:
 def test_the_first_token_is_that_of_transformers_own_head() -> None:
     """The reference: transformers' MTP model on the same weights and states. Fails if embedding and state are swapped,
     if a token meets the state of its own position, or if the state is taken before the target's final norm."""
-    main = small_llama(num_mtp_layers=1)
+    main = small_llama(num_mtp_layers=1, intermediate_size=LAYER["intermediate_size"])
     reference = MtpModel(main, 1).eval()
     layer, ours = reference.layers[0], mtp_net()
     layer.enorm.load_state_dict(ours.embedding_norm.state_dict())

@@ -330,6 +330,18 @@ def test_a_changed_scorer_is_a_new_trial(load: Load, tmp_path: Path) -> None:
     assert fingerprints[0] == fingerprints[2] != fingerprints[1]
 
 
+def test_a_changed_drafter_is_a_new_trial(load: Load, tmp_path: Path) -> None:
+    """Fails if resume takes the figures of yesterday's drafter for those of the one that was trained today."""
+    pair = {"target": {"model": "m"}, "drafters": {"block": {"kind": "dflash", "model": str(tmp_path)}}}
+    methods = {"drafts": {"kind": "draft", "drafter": "block"}}
+    content = yaml.safe_dump({**GOOD, "pairs": {"small": pair}, "methods": methods})
+    fingerprints = []
+    for weights in (b"one", b"two", b"one"):
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        fingerprints.append(load(content).trials()[0].fingerprint())
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
+
+
 def test_a_missing_chat_log_is_said_with_the_tasks_path(load: Load) -> None:
     """Fails if a wrong path is found only once a model is loaded."""
     content = {**GOOD, "tasks": {"log": {"kind": "chat_log", "path": "/no/such.jsonl"}}}

@@ -1,12 +1,13 @@
 """A drafter's checkpoint on disk, or on the hub: its config.json, and its weights as safetensors and nothing else."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
 from transformers.utils import cached_file
 
 from choicespec.errors import CheckpointError
@@ -44,22 +45,18 @@ def tensor_files(checkpoint: str, revision: str | None = None) -> dict[str, str]
     """The tensors of a checkpoint: name to safetensors file; empty where it has none. Nothing is loaded.
 
     Raises:
-        CheckpointError: the file is broken.
+        CheckpointError: the files cannot be looked for, or are broken.
     """
-
-    def found(name: str) -> str | None:
-        path: str | None = cached_file(checkpoint, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-        return path
-
-    if index := found(_INDEX):
-        names: dict[str, str] = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
-        return names
-    if single := found(_WEIGHTS):
-        try:
+    missing = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+    try:
+        if index := cached_file(checkpoint, _INDEX, **missing):
+            names: dict[str, str] = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+            return names
+        if single := cached_file(checkpoint, _WEIGHTS, **missing):
             with safe_open(single, framework="pt") as weights:
                 return dict.fromkeys(weights.keys(), _WEIGHTS)
-        except SafetensorError as error:
-            raise CheckpointError(f"{single} is broken: {error}") from None
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{checkpoint}: cannot find its weights: {error}") from None
     return {}
 
 
@@ -135,6 +132,22 @@ def check_fits(checkpoint: str, hidden_size: int, vocab_size: int, layers: Itera
         raise CheckpointError(
             f"{checkpoint} taps layers {lacking}, but the target's are 1 to {target.num_layers}; {remedy}"
         )
+
+
+def layer_config(layer: Mapping[str, Any], checkpoint: str) -> Any:
+    """The transformers configuration of a drafter's layers, with the defaults of its kind.
+
+    Raises:
+        CheckpointError: transformers does not know the kind, or refuses a setting.
+    """
+    settings = dict(layer)
+    kind = settings.pop("model_type", "qwen3")
+    try:
+        return AutoConfig.for_model(kind, **settings)
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{checkpoint}: cannot read its layers' configuration of kind {kind!r}: {error}"
+        ) from None
 
 
 def field(config: dict[str, Any], name: str, checkpoint: str) -> Any:

@@ -36,7 +36,7 @@ class DynamicConvolution(torch.nn.Module):
 
     def before(self, hidden_1QH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The sublayer's input, convolved, and the projected kernels (1, Q, S, G) for its output."""
-        projected = self.kernel_projection(hidden_1QH).unflatten(-1, (2, self._taps, self._groups))
+        projected = self.kernel_projection(hidden_1QH).reshape(1, -1, 2, self._taps, self._groups)
         return self._convolve(hidden_1QH, projected[..., 0, :, :], self.base_kernel[0]), projected[..., 1, :, :]
 
     def after(self, hidden_1QH: torch.Tensor, projected_1QSG: torch.Tensor) -> torch.Tensor:
@@ -44,12 +44,12 @@ class DynamicConvolution(torch.nn.Module):
         return self._convolve(hidden_1QH, projected_1QSG, self.base_kernel[1])
 
     def _convolve(self, hidden_1QH: torch.Tensor, projected_1QSG: torch.Tensor, base_SH: torch.Tensor) -> torch.Tensor:
-        channels = hidden_1QH.unflatten(-1, (self._groups, -1))
-        kernels = base_SH.unflatten(-1, (self._groups, -1)) + projected_1QSG[..., None]
+        channels = hidden_1QH.reshape(1, -1, self._groups, hidden_1QH.shape[-1] // self._groups)
+        kernels = base_SH.view(self._taps, *channels.shape[2:]) + projected_1QSG[..., None]
         output = kernels[:, :, 0] * channels
         for tap in range(1, self._taps):  # the places before the block count as zeros
             output[:, tap:] += kernels[:, tap:, tap] * channels[:, :-tap]
-        return output.flatten(-2)
+        return output.reshape(hidden_1QH.shape)
 
 
 class ConvolvedLayer(Qwen3DecoderLayer):

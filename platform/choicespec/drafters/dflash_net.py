@@ -15,11 +15,18 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, Qwen3Config, Qwen3Model
+from transformers import Qwen3Config, Qwen3Model
 from transformers.cache_utils import Cache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from choicespec.drafters.checkpoint import SPECULATORS_TYPE, TargetShape, check_fits, field, read_config
+from choicespec.drafters.checkpoint import (
+    SPECULATORS_TYPE,
+    TargetShape,
+    check_fits,
+    field,
+    layer_config,
+    read_config,
+)
 from choicespec.drafters.head import DraftHead, LmHead, most_likely
 from choicespec.errors import CheckpointError
 
@@ -182,7 +189,7 @@ def _of_speculators(config: dict[str, Any], checkpoint: str) -> DFlashShape:
         raise CheckpointError(f"{checkpoint} drafts from the anchor's own place, which is not supported here")
     own, whole = field(config, "draft_vocab_size", checkpoint), _vocab_size(config)
     return DFlashShape(
-        decoder=_decoder(field(config, "transformer_layer_config", checkpoint)),
+        decoder=_decoder(field(config, "transformer_layer_config", checkpoint), checkpoint),
         layers=tuple(field(config, "aux_hidden_state_layer_ids", checkpoint)),  # counted from 1: 0 is the embedding
         block_length=field(config, "block_size", checkpoint),
         mask_token_id=field(config, "mask_token_id", checkpoint),
@@ -194,7 +201,7 @@ def _of_speculators(config: dict[str, Any], checkpoint: str) -> DFlashShape:
 def _of_zlab(settings: dict[str, Any], checkpoint: str) -> DFlashShape:
     causal = settings.get("is_causal", settings.get("causal"))
     return DFlashShape(
-        decoder=_decoder(settings),
+        decoder=_decoder(settings, checkpoint),
         layers=tuple(1 + layer for layer in field(settings, "target_layer_ids", checkpoint)),  # counted from 0
         block_length=field(settings, "block_size", checkpoint),
         mask_token_id=field(settings, "mask_token_id", checkpoint),
@@ -211,10 +218,9 @@ def _vocab_size(config: dict[str, Any]) -> int:
     return int(config.get("transformer_layer_config", config).get("vocab_size", 0))
 
 
-def _decoder(layer: dict[str, Any]) -> Qwen3Config:
+def _decoder(layer: dict[str, Any], checkpoint: str) -> Qwen3Config:
     """The draft layers, which are Qwen3's whatever the target's are; defaults are those of the config's own kind."""
-    settings = {name: value for name, value in layer.items() if name != "model_type"}
-    source = AutoConfig.for_model(layer.get("model_type", "qwen3"), **settings)
+    source = layer_config(layer, checkpoint)
     fields = {name: value for name in _LAYER_FIELDS if (value := getattr(source, name, None)) is not None}
     fields.setdefault("head_dim", source.hidden_size // source.num_attention_heads)
     sliding = SLIDING in fields.get("layer_types", ())

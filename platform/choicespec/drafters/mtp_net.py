@@ -19,7 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 from transformers.cache_utils import Cache
 
-from choicespec.drafters.checkpoint import SPECULATORS_TYPE, TargetShape, check_fits, field, read_config
+from choicespec.drafters.checkpoint import SPECULATORS_TYPE, TargetShape, check_fits, field, layer_config, read_config
 from choicespec.drafters.head import DraftHead, LmHead
 from choicespec.errors import CheckpointError
 
@@ -109,8 +109,7 @@ def read_mtp(checkpoint: str, target: TargetShape, revision: str | None) -> Any:
         decoder = copy.deepcopy(AutoConfig.from_pretrained(checkpoint, revision=revision).get_text_config())
         num_layers = getattr(decoder, "mtp_num_hidden_layers", 1)
     elif kind == "mtp":
-        layer = dict(field(config, "transformer_layer_config", checkpoint))
-        decoder = AutoConfig.for_model(layer.pop("model_type", "qwen2"), **layer)
+        decoder = layer_config(field(config, "transformer_layer_config", checkpoint), checkpoint)
         num_layers = config.get("num_nextn_predict_layers", 1)
     else:
         raise CheckpointError(f"{checkpoint} is a drafter of kind {kind!r}, not 'mtp'")

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from choicespec.errors import SpecError
 from choicespec.spec.frozen import Frozen
 from choicespec.spec.method import MethodSpec, drafters_of
-from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
+from choicespec.spec.pair import DRAFTER_WEIGHTS, SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.task import ChatLog, TaskSpec
 from choicespec.spec.training import DrafterTraining, ScorerTraining
@@ -223,7 +223,7 @@ def _place(location: tuple[int | str, ...]) -> tuple[str, dict[str, Any]]:
 
 
 def _with_digests(experiment: ExperimentSpec) -> ExperimentSpec:
-    """Fill in the digest of each chat log and scorer, so that resume sees a changed file as a new trial."""
+    """Fill in the digest of each chat log, scorer and drafter, so that resume sees a changed file as a new trial."""
     tasks: dict[str, Any] = {}
     for name, task in experiment.tasks.items():
         if isinstance(task, ChatLog):
@@ -234,12 +234,20 @@ def _with_digests(experiment: ExperimentSpec) -> ExperimentSpec:
         tasks[name] = task
     pairs: dict[str, PairSpec] = {}
     for name, pair in experiment.pairs.items():
-        weights = Path(pair.scorer.folder or "") / SCORER_WEIGHTS
-        if pair.scorer.folder is not None and weights.is_file():  # a missing one is named where it is needed
-            pair = pair.model_copy(update={"scorer": pair.scorer.model_copy(update={"sha256": _sha256(weights)})})
-        pairs[name] = pair
+        scorer = pair.scorer.model_copy(update={"sha256": _sha256_in(pair.scorer.folder, SCORER_WEIGHTS)})
+        drafters = {
+            called: drafter.model_copy(update={"sha256": _sha256_in(drafter.model, DRAFTER_WEIGHTS)})
+            for called, drafter in pair.drafters.items()
+        }
+        pairs[name] = pair.model_copy(update={"scorer": scorer, "drafters": drafters})
     return experiment.model_copy(update={"tasks": tasks, "pairs": pairs})
 
 
+def _sha256_in(folder: str | None, name: str) -> str | None:
+    """Of a file in a folder; what is missing is named where it is needed."""
+    return _sha256(Path(folder) / name) if folder is not None and (Path(folder) / name).is_file() else None
+
+
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -51,10 +51,13 @@ class DrafterSpec(Frozen):
         kind: ``draft_model``, a smaller model of the same vocabulary; ``mtp``, the target's next-token-prediction
             layers; ``dflash`` and ``dflash2``, block drafters over the target's hidden states.
         model: where it lies, as ``target.model``; None, for ``mtp`` alone, takes the layers in the target's own file.
+        sha256: of the weights in a local folder; filled in when the experiment is read, so that a drafter that was
+            trained anew is a new trial.
     """
 
     kind: Literal["draft_model", "mtp", "dflash", "dflash2"]
     model: str | None = Field(default=None, min_length=1)
+    sha256: str | None = None
 
     @model_validator(mode="after")
     def _has_a_model(self) -> "DrafterSpec":
@@ -63,7 +66,7 @@ class DrafterSpec(Frozen):
         return self
 
 
-SCORER_WEIGHTS = "scorer.safetensors"
+DRAFTER_WEIGHTS, SCORER_WEIGHTS = "model.safetensors", "scorer.safetensors"
 
 
 class ScorerSpec(Frozen):

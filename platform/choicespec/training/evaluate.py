@@ -29,7 +29,7 @@ class Acceptance(Frozen):
 
 def judge(trainee: Trainee, task: str, recordings: Recordings) -> Acceptance:
     """Draft at every position of every output."""
-    all_positions, on_path = [], []
+    totals, positions, totals_on_path, steps = list[float](), list[float](), list[float](), list[float]()
     known = tokens = 0
     own = trainee.head.target_ids(torch.arange(len(trainee.head.d2t)))
     for chunk in recordings:
@@ -38,13 +38,15 @@ def judge(trainee: Trainee, task: str, recordings: Recordings) -> Acceptance:
             known, tokens = known + int(torch.isin(output, own).sum()), tokens + len(output)
             if len(sequence.anchors):
                 accepted = accepted_at(trainee, sequence)
-                all_positions.append((float(sum(accepted)), float(len(accepted))))
+                totals.append(sum(accepted))
+                positions.append(len(accepted))
                 path = decode_path(accepted)
-                on_path.append((float(sum(accepted[place] for place in path)), float(len(path))))
+                totals_on_path.append(sum(accepted[place] for place in path))
+                steps.append(len(path))
     return Acceptance(
         task=task,
-        accepted=ratio_of_sums(*zip(*all_positions, strict=True)),
-        accepted_on_path=ratio_of_sums(*zip(*on_path, strict=True)),
+        accepted=ratio_of_sums(totals, positions),
+        accepted_on_path=ratio_of_sums(totals_on_path, steps),
         known=known / max(1, tokens),
     )
 

@@ -88,7 +88,7 @@ class Fit:
         order = np.random.default_rng((self._spec.seed, epoch)).permutation(len(self._recordings))
         dice = np.random.default_rng((self._spec.seed, epoch, index))
         sequences = [one for one in self._recordings[int(order[index])] if len(one.anchors)]
-        dice.shuffle(sequences)  # type: ignore[arg-type]
+        dice.shuffle(sequences)
         batches = [sequences[at : at + self._spec.batch_size] for at in range(0, len(sequences), self._spec.batch_size)]
         losses = []
         for at, batch in enumerate(batches):

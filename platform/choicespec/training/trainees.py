@@ -26,12 +26,17 @@ class Trainee(Protocol):
     """A network in training.
 
     Attributes:
+        head: its LM head, over the tokens that it drafts.
         places: K, the tokens drafted after an anchor.
     """
 
-    net: torch.nn.Module
     head: DraftHead
     places: int
+
+    @property
+    def net(self) -> torch.nn.Module:
+        """What is fitted."""
+        ...
 
     def logits(self, sequence: TokenSequence, anchors_A: torch.Tensor) -> torch.Tensor:
         """(A, K, D) for what comes after each anchor; where a place depends on tokens before it, on the true ones."""
