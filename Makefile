@@ -20,7 +20,7 @@ scorer: $(INSTALLED)          ## train the scorer that ships for the embedded de
 scorer-table: $(INSTALLED)    ## the scorer beside prior, oracle, ablations and the published table; an hour more
 	$(BIN)/python -m jobs.train evaluate scorer
 
-drafters: $(INSTALLED)        ## a DFlash drafter and a multi-token head for the embedded default, trained here; three hours
+drafters: $(INSTALLED)        ## a DFlash drafter and a multi-token head for the embedded default, trained here; about two hours
 	$(BIN)/python -m jobs.train drafter drafters
 
 live: $(INSTALLED)            ## the scorer against prior, prompt lookup and transformers' own, on 48 held-out prompts a task
