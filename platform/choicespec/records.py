@@ -2,6 +2,8 @@
 
 from typing import Literal, NamedTuple
 
+from pydantic import Field
+
 from choicespec.spec.frozen import Frozen
 
 FinishReason = Literal["eos", "length", "stop"]
@@ -132,7 +134,11 @@ class Divergence(Frozen):
 
 
 class Environment(Frozen):
-    """What a measurement was made with."""
+    """What a measurement was made with.
+
+    Attributes:
+        engine: the settings of a runtime with a loop of its own.
+    """
 
     choicespec: str
     git_revision: str
@@ -143,6 +149,7 @@ class Environment(Frozen):
     cpu: str
     threads: int
     dtype: str
+    engine: dict[str, str] = Field(default={})
 
 
 class Measurement(Frozen):

@@ -1,7 +1,6 @@
 """The llama.cpp runtime on the embedded default's own GGUF and on small random ones: real servers, real processes."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from choicespec.spec.runtime import HfRuntimeSpec, LlamaCppRuntimeSpec
 from choicespec.spec.task import PythonRepo, ToolCall
 from choicespec.tasks.prompts import Prompts, open_task
 from contracts.runtime_contract import PLAIN, RuntimeContract
-from integration.processes import DEADLINE_S
+from integration.processes import await_end
 from integration.small_ggufs import CONTEXT, END_ID, write_dflash, write_llama, write_qwen35
 
 PLATFORM = Path(__file__).parents[2] / "platform"
@@ -261,17 +260,6 @@ def _kill(process_id: int) -> None:
     os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
 
 
-def _await_end(process_id: int) -> None:
-    """Wait for a process that need not be a child; one that has ended already will do."""
-    try:
-        handle = os.pidfd_open(process_id)
-    except ProcessLookupError:
-        return
-    ended, _, _ = select.select([handle], [], [], DEADLINE_S)
-    os.close(handle)
-    assert ended, f"process {process_id} goes on"
-
-
 def test_a_killed_server_is_said_with_the_end_of_its_log(files: dict[str, Path]) -> None:
     """Fails if a request to a dead server hangs, or raises what the worker does not know."""
     flags = [
@@ -337,7 +325,7 @@ def test_a_sites_own_binary_serves(files: dict[str, Path], binary: Path) -> None
     started = [_child_of(process_id) for process_id in runtime.process_ids]
     runtime.close()
     for process_id in started:
-        _await_end(process_id)
+        await_end(process_id)
 
 
 def _child_of(process_id: int) -> int:
@@ -394,7 +382,7 @@ def test_no_server_outlives_a_killed_owner(files: dict[str, Path], binary: Path,
         processes = [launched] if own else [launched, _child_of(launched)]
         owner.kill()
     for process_id in processes:
-        _await_end(process_id)
+        await_end(process_id)
 
 
 def test_an_autoregressive_method_needs_no_drafter() -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sets import Candidate, Ranked
-from choicespec.decoding.step_cost import StepCosts, best_length
+from choicespec.decoding.step_cost import Costs, best_length
 from choicespec.records import Proposal, Request
 
 _NOTHING = Proposal((), "")
@@ -43,7 +43,7 @@ class Survival:
 class ByCost:
     """Verifies as many tokens as pay, by what a verification costs and the rate expected of the last steps."""
 
-    def __init__(self, costs: StepCosts) -> None:
+    def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._tokens, self._ms = 1.0, costs.of(1)
 
@@ -66,6 +66,10 @@ class ChoiceDrafter:
 
     def __init__(self, candidates: RequestCandidates, ranker: Ranker, length: Callable[[Sequence[float]], int]) -> None:
         self._candidates, self._ranker, self._length = candidates, ranker, length
+
+    def beside(self) -> "ChoiceDrafter":
+        """A drafter for a request that runs beside others: what is learnt is shared."""
+        return ChoiceDrafter(self._candidates.beside(), self._ranker, self._length)
 
     def begin(self, request: Request) -> None:
         """Draw the request's sources."""

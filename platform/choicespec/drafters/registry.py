@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sources import Store
 from choicespec.decoding.proposer import Proposer
-from choicespec.decoding.step_cost import StepCosts
+from choicespec.decoding.step_cost import Costs
 from choicespec.drafters.choice import ByCost, ChoiceDrafter, PriorRanker, Ranker, Survival
 from choicespec.records import Document
 from choicespec.spec.method import Choice, MethodSpec
@@ -32,7 +32,7 @@ class TargetSide(NamedTuple):
     """
 
     encode: Callable[[str], list[int]]
-    step_costs: Callable[[], StepCosts]
+    step_costs: Callable[[], Costs]
     scorer: Callable[[], Ranker]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import transformers
@@ -25,7 +25,7 @@ from choicespec.runtimes.quantized import round_weights
 from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
 from choicespec.spec.method import Choice, MethodSpec, TransformersGenerate
-from choicespec.spec.pair import PairSpec
+from choicespec.spec.pair import PairSpec, RoundedTo
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.tasks.tokenizer import Message, Tool
 
@@ -69,6 +69,7 @@ class HfRuntime:
     """
 
     build = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    warm_methods: int | None = None
 
     def __init__(self, spec: HfRuntimeSpec, pair: PairSpec) -> None:
         transformers.logging.disable_progress_bar()
@@ -86,7 +87,7 @@ class HfRuntime:
         self.context_tokens: int = config.max_position_embeddings
         self.device = torch.cuda.get_device_name() if pair.gpus else "cpu"
         self.precision = pair.target.precision
-        self._eos_ids = self._read_eos_ids(config)
+        self._eos_ids = read_eos_ids(self._checkpoint, pair.target.revision, config)
         self.model: Any = None  # the transformers model, once ``load`` has read it
         self._target: CausalLmTarget | None = None
         self._costs: StepCosts | None = None
@@ -112,10 +113,12 @@ class HfRuntime:
             return f"it runs a pair on one GPU or the CPU, but gpus={pair.gpus}"
         if pair.target.dtype == "gguf":
             return "it computes in torch's types, not in a GGUF's; set target.dtype: float32"
+        if pair.target.quantization not in (None, *get_args(RoundedTo)):
+            return f"it has no kernels for target.quantization={pair.target.quantization}"
         if method.kind not in PROPOSERS and not isinstance(method, TransformersGenerate):
             return "it has no proposer of that kind"
         if isinstance(method, Choice) and method.selection == "scorer":
-            return _scorer_refusal(pair, method)
+            return scorer_refusal(pair, method)
         return None
 
     def load(self) -> None:
@@ -167,6 +170,10 @@ class HfRuntime:
         self.load()
         return record_batch(self.model, requests, [self._stop_rule(request) for request in requests], layers)
 
+    def engine_settings(self, method: MethodSpec) -> dict[str, str]:
+        """The loop is choicespec's own."""
+        return {}
+
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""
         self.load()
@@ -207,13 +214,14 @@ class HfRuntime:
     def _stop_rule(self, request: Request) -> StopRule:
         return StopRule(self._eos_ids, request.max_new_tokens, request.stop, self.tokenizer.decode)
 
-    def _read_eos_ids(self, config: Any) -> list[int]:
-        try:
-            generation = GenerationConfig.from_pretrained(self._checkpoint, revision=self._pair.target.revision)
-            eos = generation.eos_token_id
-        except OSError:
-            eos = config.eos_token_id
-        return [eos] if isinstance(eos, int) else list(eos or ())
+
+def read_eos_ids(checkpoint: str, revision: str | None, config: Any) -> list[int]:
+    """The end-of-sequence tokens of a checkpoint: its generation configuration's, or else its configuration's."""
+    try:
+        eos = GenerationConfig.from_pretrained(checkpoint, revision=revision).eos_token_id
+    except OSError:
+        eos = config.eos_token_id
+    return [eos] if isinstance(eos, int) else list(eos or ())
 
 
 def scorer_of(pair: PairSpec) -> ScorerManifest:
@@ -227,7 +235,7 @@ def scorer_of(pair: PairSpec) -> ScorerManifest:
     return check_scorer(find_scorer(pair.scorer, identity), identity, pair.scorer.transfer)
 
 
-def _scorer_refusal(pair: PairSpec, method: Choice) -> str | None:
+def scorer_refusal(pair: PairSpec, method: Choice) -> str | None:
     """Why the pair's scorer cannot rank for a method, or None."""
     try:
         manifest = scorer_of(pair)

@@ -120,9 +120,32 @@ class Draft(Frozen):
         return f"draft {self.drafter} k={self.num_draft_tokens}"
 
 
+class Suffix(Frozen):
+    """Suffix decoding: propose what followed the longest matching suffix, in this text and in earlier outputs.
+
+    Source: G. Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications" (2024).
+
+    Attributes:
+        num_draft_tokens: k, the most tokens proposed a step.
+    """
+
+    kind: Literal["suffix"] = "suffix"
+    num_draft_tokens: int = Field(default=16, ge=1)
+
+    @property
+    def drafts(self) -> bool:
+        return True
+
+    @property
+    def label(self) -> str:
+        return f"suffix k={self.num_draft_tokens}"
+
+
 def uses_scorer(method: "MethodSpec") -> bool:
     """Whether a method ranks with the pair's scorer."""
     return isinstance(method, Choice) and method.selection == "scorer"
 
 
-MethodSpec = Annotated[Autoregressive | Ngram | Choice | Draft | TransformersGenerate, Field(discriminator="kind")]
+MethodSpec = Annotated[
+    Autoregressive | Ngram | Suffix | Choice | Draft | TransformersGenerate, Field(discriminator="kind")
+]

@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 from choicespec.spec.frozen import Frozen
 
 Dtype = Literal["float32", "bfloat16", "float16", "gguf"]
-Quantization = Literal["q4_0", "q8_0"]
+RoundedTo = Literal["q4_0", "q8_0"]
+Quantization = RoundedTo | Literal["fp8", "awq", "nvfp4", "bitsandbytes"]
 
 
 class TargetSpec(Frozen):
@@ -19,7 +20,9 @@ class TargetSpec(Frozen):
         revision: the hub revision; None is the hub's default.
         dtype: the precision that the weights are loaded and the forward pass runs in; ``gguf`` runs the weights of a
             GGUF as they are stored.
-        quantization: the GGUF type that the decoder's weights are rounded to when they are loaded; None leaves them.
+        quantization: None leaves the weights as they are. On the runtime ``hf``, ``q4_0`` and ``q8_0``: the GGUF type
+            that the decoder's weights are rounded to when they are loaded. On ``vllm``, the others: the scheme of the
+            checkpoint, or (``fp8``, ``bitsandbytes``) the one that its weights are brought to.
         tensor_parallel: GPUs that one forward pass is split over.
     """
 
@@ -46,11 +49,12 @@ class DrafterSpec(Frozen):
 
     Attributes:
         kind: ``draft_model``, a smaller model of the same vocabulary; ``mtp``, the target's next-token-prediction
-            layers; ``dflash`` and ``dflash2``, block drafters over the target's hidden states.
+            layers; ``dflash`` and ``dflash2``, block drafters over the target's hidden states; ``eagle3``, a layer
+            over them that drafts a token at a time.
         model: where it lies, as ``target.model``; None, for ``mtp`` alone, takes the layers in the target's own file.
     """
 
-    kind: Literal["draft_model", "mtp", "dflash", "dflash2"]
+    kind: Literal["draft_model", "mtp", "dflash", "dflash2", "eagle3"]
     model: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
