@@ -7,12 +7,12 @@ engine's core runs in this process, so that a call of ``step`` is one step of vL
 """
 
 import os
-from collections.abc import Iterable, Sequence
+import pickle
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import count
-from multiprocessing.connection import Connection
 from time import perf_counter
-from typing import Any
+from typing import IO, Any
 
 from transformers import AutoTokenizer
 from vllm import SamplingParams
@@ -195,26 +195,31 @@ class _ForcedDrafts:
 
 def main() -> None:
     """Serve until standard input is closed."""
-    replies = Connection(os.dup(1), readable=False)
+    replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what vLLM prints belongs into the log
-    asked = Connection(os.dup(0), writable=False)
-    engine = Engine(asked.recv())
-    replies.send(engine.facts())
+    asked = os.fdopen(os.dup(0), "rb")
+    engine = Engine(pickle.load(asked))
+    _reply(replies, engine.facts())
     for what, values in _messages(asked):
         try:
             answer = getattr(engine, what)(*values)
         except ChoiceSpecError as error:
             answer = error
-        replies.send(answer)
+        _reply(replies, answer)
     engine.close()
 
 
-def _messages(asked: Connection) -> Iterable[tuple[str, tuple[Any, ...]]]:
+def _messages(asked: IO[bytes]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     while True:
         try:
-            yield asked.recv()
+            yield pickle.load(asked)
         except EOFError:
             return
+
+
+def _reply(replies: IO[bytes], answer: object) -> None:
+    pickle.dump(answer, replies)
+    replies.flush()
 
 
 if __name__ == "__main__":

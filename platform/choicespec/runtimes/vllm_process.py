@@ -3,7 +3,6 @@
 import pickle
 import sys
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from typing import Any
 
 from choicespec.errors import ChoiceSpecError
@@ -26,8 +25,6 @@ class VllmEngineProcess:
     def __init__(self, spec: EngineSpec, environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-P", "-m", "choicespec.runtimes.vllm_engine"]
         self._process = OwnedProcess("vLLM's engine", command, environment, replies=True)
-        self._asked = Connection(self._process.stdin.fileno(), readable=False)
-        self._replied = Connection(self._process.stdout.fileno(), writable=False)
         self.facts: dict[str, str] = self._exchange(spec, "before it was ready")
 
     @property
@@ -55,8 +52,9 @@ class VllmEngineProcess:
 
     def _exchange(self, message: object, when: str) -> Any:
         try:
-            self._asked.send(message)
-            answer = self._replied.recv()
+            pickle.dump(message, self._process.stdin)
+            self._process.stdin.flush()
+            answer = pickle.load(self._process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             raise self._process.lost(when) from None
         if isinstance(answer, ChoiceSpecError):
