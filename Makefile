@@ -19,7 +19,7 @@ demo-vllm: $(WITH_VLLM)       ## vLLM's engine: plain decoding, its prompt looku
 	$(BIN)/python -m jobs.bench vllm
 
 scorer: $(INSTALLED)          ## train the scorer that ships for the embedded default anew; an hour
-	$(BIN)/python -m jobs.train scorer scorer --output platform/choicespec/scorer/shipped/2f417f72770849a3
+	$(BIN)/python -m jobs.train scorer scorer --output platform/choicespec/scorer/shipped/dc360b311ce98ec7
 
 scorer-table: $(INSTALLED)    ## the scorer beside prior, oracle, ablations and the published table; an hour more
 	$(BIN)/python -m jobs.train evaluate scorer

@@ -28,7 +28,7 @@ from choicespec.scorer.files import Scorer, ScorerManifest, check_scorer, load_s
 from choicespec.scorer.model import Embed, ScorerNet
 from choicespec.scorer.table import Row, Variant, fit_variant, rows_of, variants
 from choicespec.spec.experiment import ExperimentSpec, load_experiment
-from choicespec.spec.pair import PairSpec
+from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import TaskSpec
 from choicespec.tasks.prompts import open_task
@@ -199,7 +199,8 @@ class Training:
         for name in self._spec.transfer:
             pair = self._experiment.pairs[name]
             opened = HfRuntime(self._runtime, pair)
-            kept = self._kept(variant, opened, self._tasks(self._spec.transfer_limit))
+            weights = hashlib.sha256((self._saved / SCORER_WEIGHTS).read_bytes()).hexdigest()
+            kept = self._kept(variant, opened, self._tasks(self._spec.transfer_limit), weights)
             if not kept.exists():
                 manifest = check_scorer(self._saved, opened.identity, transfer=True)
                 net = load_scorer(self._saved, manifest, self._embed).net
@@ -221,15 +222,12 @@ class Training:
             return tasks
         return {name: task.model_copy(update={"limit": limit}) for name, task in tasks.items()}
 
-    def _kept(self, variant: Variant, opened: HfRuntime, tasks: Mapping[str, TaskSpec]) -> Path:
-        """The file of a variant's rows: another target, task or setting has another."""
+    def _kept(self, variant: Variant, opened: HfRuntime, tasks: Mapping[str, TaskSpec], scorer: str = "") -> Path:
+        """The file of a variant's rows: another target, task, setting or kept scorer has another."""
         settings = self._spec.model_dump_json(include={"train_limits", "block_length", "num_candidates"})
         held_out = [task.model_dump_json() for task in tasks.values()]
-        return (
-            self._folder
-            / "table"
-            / (_digest(variant.model_dump_json(), opened.identity.model_dump_json(), settings, *held_out) + ".json")
-        )
+        of = (variant.model_dump_json(), opened.identity.model_dump_json(), settings, *held_out, scorer)
+        return self._folder / "table" / f"{_digest(*of)}.json"
 
     def _log(self, variant: Variant, losses: Sequence[float], rows: Sequence[Row]) -> None:
         """MLflow where it can be used; the files have everything."""

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,8 @@ class RecordingFolder:
         if (self.path / "manifest.json").exists():
             if self.manifest() != manifest:
                 raise RecordingError(f"{self.path} holds a recording of something else; move it away")
+        elif any(self.path.glob("chunk-*.safetensors")):
+            raise RecordingError(f"{self.path} holds chunks without a manifest that says of what; move it away")
         else:
             self.path.mkdir(parents=True, exist_ok=True)
             _write(self.path / "manifest.json", manifest.model_dump_json(indent=1).encode())
@@ -106,9 +108,11 @@ class RecordingFolder:
         """
         manifest = self.manifest()
         recorded: dict[str, Recorded] = {}
-        for index in range(len(manifest.chunks)):
-            for one in unpack(self._chunk(index), manifest.layers):
-                recorded[one.request.request_id] = one
+        for index, request_ids in enumerate(manifest.chunks):
+            chunk = {one.request.request_id: one for one in unpack(self._chunk(index), manifest.layers)}
+            if chunk.keys() != set(request_ids):
+                raise _broken(self._chunk(index), "the manifest names other requests")
+            recorded |= chunk
         return [recorded[request_id] for request_id in manifest.request_ids]
 
     def _chunk(self, index: int) -> Path:
@@ -147,8 +151,23 @@ def unpack(path: Path, layers: Iterable[int]) -> list[Recorded]:
             rows = json.loads(file.metadata()["requests"])
             prompts, outputs, margins = (file.get_tensor(name) for name in ("prompt_ids", "output_ids", "margins"))
             hidden = {layer: file.get_tensor(f"hidden.{layer}") for layer in layers}
+        return _requests(rows, prompts, outputs, margins, hidden)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise RecordingError(f"{path}: a missing or broken chunk ({error}); delete it and record again") from None
+        raise _broken(path, str(error)) from None
+
+
+def _broken(path: Path, why: str) -> RecordingError:
+    return RecordingError(f"{path}: a missing or broken chunk ({why}); delete it and record again")
+
+
+def _requests(
+    rows: list[dict[str, Any]],
+    prompts: NDArray[np.int32],
+    outputs: NDArray[np.int32],
+    margins: NDArray[np.float32],
+    hidden: dict[int, NDArray[np.float16]],
+) -> list[Recorded]:
+    """What ``pack`` laid end to end, request by request."""
     found = []
     prompt_at = output_at = 0
     for row in rows:

@@ -44,26 +44,14 @@ class TestChoice(ProposerContract):
 
 
 class TestChoiceByCost(ProposerContract):
-    """The contract, for drafts as long as pays. What pays depends on the steps before: so does a draft's length, and
-    nothing else of it."""
+    """The contract, for drafts as long as pays. What pays depends on the request's steps before: so does a draft's
+    length, and nothing else of it."""
 
     methods = st.builds(lambda length: Choice(block_length=length), length=st.integers(1, 16))
 
     def most_tokens(self, method: MethodSpec) -> int:
         assert isinstance(method, Choice)
         return method.block_length
-
-    @given(st.data(), Texts, Texts, Limits)
-    def test_begin_forgets_the_last_request(
-        self, data: st.DataObject, last: list[int], text: list[int], limit: int
-    ) -> None:
-        """Fails if anything of one user's request but its rate reaches the next one's drafts."""
-        method = data.draw(self.methods)
-        proposer = fresh(method)
-        for prompt in (last, text):
-            proposer.begin(request_of(prompt))
-            found = proposer.propose(prompt, limit)
-        assert_same_but_for_the_length(found, self.draft(method, text, limit))
 
     @given(st.data(), Texts, Limits)
     def test_a_growing_text_gives_what_the_whole_text_gives(
@@ -146,7 +134,7 @@ def test_what_the_ranker_chooses_is_proposed_as_far_as_it_is_sure() -> None:
     ranker = Last()
     for each in (PriorRanker(), ranker):
         candidates = RequestCandidates(8, 16, lambda text: list(text.encode()), Store(10))
-        proposer = ChoiceDrafter(candidates, each, Survival(0.5).length)
+        proposer = ChoiceDrafter(candidates, each, Survival(0.5))
         proposer.begin(request_of(text))
         drafts.append(bytes(proposer.propose(text, 64).token_ids).decode())
     [(count, anchor)] = ranker.asked
@@ -160,7 +148,7 @@ def test_a_set_of_none_is_not_ranked() -> None:
     """Fails if a ranker, which chooses one of a set, is asked where there is none."""
     ranker = Last()
     candidates = RequestCandidates(8, 16, lambda text: list(text.encode()), Store(10))
-    proposer = ChoiceDrafter(candidates, ranker, Survival(0.0).length)
+    proposer = ChoiceDrafter(candidates, ranker, Survival(0.0))
     for text, limit in ((b"abcdef", 64), (b"abcabc", 0)):
         proposer.begin(request_of(list(text)))
         assert proposer.propose(list(text), limit) == Proposal((), "")
@@ -170,13 +158,14 @@ def test_a_set_of_none_is_not_ranked() -> None:
 def test_what_the_last_steps_yielded_decides_how_much_is_verified() -> None:
     """Fails if a draft costs a verification that would settle more elsewhere: after long drafts, a doubtful one of the
     same length is cut shorter than at first."""
-    sure = request("abcdefgh" * 40)
-    doubtful = request("abcdefgh. abcdefgh. ab")
+    sure = "abcdefgh" * 40
+    doubtful = "abcdefgh. abcdefgh. ab"
+    asked = request(sure)
+    at_first = draft(fresh(Choice(block_length=8)), asked, output=doubtful)[0]
     proposer = fresh(Choice(block_length=8))
-    at_first = draft(proposer, doubtful)[0]
-    proposer.begin(sure)
+    proposer.begin(asked)
     for _ in range(60):
-        proposer.propose(sure.prompt_ids, 64)
-    later = draft(proposer, doubtful)[0]
+        proposer.propose(asked.prompt_ids, 64)
+    later = bytes(proposer.propose([*asked.prompt_ids, *doubtful.encode()], 64).token_ids).decode()
     assert at_first.startswith(later)
     assert len(later) < len(at_first)

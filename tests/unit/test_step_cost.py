@@ -162,6 +162,29 @@ def test_fast_steps_make_time_dear_and_slow_ones_make_it_cheap_again() -> None:
     assert by_cost.length(doubtful) == 8
 
 
+def test_a_step_without_a_candidate_makes_time_cheaper() -> None:
+    """Fails if only the steps that drafted are remembered: a request with few candidates would verify as if it were
+    fast all the time."""
+    costs = linear(0.25)
+    busy, idle = ByCost(costs), ByCost(costs)
+    for _ in range(20):
+        assert busy.length([1.0] * 8) == idle.length([1.0] * 8) == 8
+        assert idle.length(()) == 0
+    doubtful = [0.7] * 8
+    assert busy.length(doubtful) < idle.length(doubtful)
+
+
+def test_a_request_begins_at_plain_decodings_rate() -> None:
+    """Fails if the length of a draft depends on which requests came before."""
+    costs = linear(0.25)
+    by_cost = ByCost(costs)
+    for _ in range(20):
+        by_cost.length([1.0] * 8)
+    assert by_cost.length([0.4] * 8) == 0
+    by_cost.begin()
+    assert by_cost.length([0.4] * 8) == 8
+
+
 def test_the_sizes_measured_reach_from_one_token_to_the_longest() -> None:
     """Fails if a size that will be asked for is only extrapolated, or if noise makes more tokens cheaper."""
     for longest in (1, 2, 4, 17, 70):

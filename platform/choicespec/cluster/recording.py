@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from choicespec.cluster.placement import bundle, describe_shortage, fits_a_node
 from choicespec.errors import ChoiceSpecError, RecordingError
@@ -70,9 +70,10 @@ def record(
             [ready], _ = ray.wait(list(pending), num_returns=1)
             wanted.folder.add(pending.pop(ready), ray.get(ready))
             done += 1
-    except RayTaskError as error:
-        cause = error.cause if isinstance(error.cause, ChoiceSpecError) else error
-        raise RecordingError(f"{wanted.task.label}: {cause}") from error
+    except RayError as error:  # what a worker raised, or its death
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        said = cause if isinstance(cause, ChoiceSpecError) else error
+        raise RecordingError(f"{wanted.task.label}: {said}") from error
     finally:
         for reference in pending:
             ray.cancel(reference, force=True)

@@ -1,6 +1,6 @@
 """Finite candidate sets: the best candidate is verified as a draft."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Protocol
 
@@ -29,14 +29,29 @@ class PriorRanker:
         return Ranked(candidates[0], candidates[0].survival)
 
 
+class LengthRule(Protocol):
+    """Says how many tokens of the chosen candidate are verified."""
+
+    def begin(self) -> None:
+        """Start a request; nothing of an earlier one is remembered, so that the order of requests changes no draft."""
+        ...
+
+    def length(self, survival: Sequence[float]) -> int:
+        """Draft tokens to verify, at each step in turn; ``survival`` is empty where there is no candidate."""
+        ...
+
+
 class Survival:
     """Verifies each token that survives with at least a fixed probability."""
 
     def __init__(self, least: float) -> None:
         self._least = least
 
+    def begin(self) -> None:
+        """See ``LengthRule.begin``."""
+
     def length(self, survival: Sequence[float]) -> int:
-        """Draft tokens to verify."""
+        """See ``LengthRule.length``."""
         return sum(1 for _ in takewhile(lambda probability: probability >= self._least, survival))
 
 
@@ -45,10 +60,14 @@ class ByCost:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._tokens, self._ms = 1.0, costs.of(1)
+        self.begin()
+
+    def begin(self) -> None:
+        """See ``LengthRule.begin``; the rate starts at plain decoding's."""
+        self._tokens, self._ms = 1.0, self._costs.of(1)
 
     def length(self, survival: Sequence[float]) -> int:
-        """Draft tokens to verify."""
+        """See ``LengthRule.length``."""
         length = best_length(survival, self._costs, self._tokens / self._ms)
         self._tokens = _REMEMBERED * self._tokens + 1 + sum(survival[:length])
         self._ms = _REMEMBERED * self._ms + self._costs.of(length + 1)
@@ -64,7 +83,7 @@ class ChoiceDrafter:
         length: how many of the chosen tokens are verified.
     """
 
-    def __init__(self, candidates: RequestCandidates, ranker: Ranker, length: Callable[[Sequence[float]], int]) -> None:
+    def __init__(self, candidates: RequestCandidates, ranker: Ranker, length: LengthRule) -> None:
         self._candidates, self._ranker, self._length = candidates, ranker, length
 
     def beside(self) -> "ChoiceDrafter":
@@ -74,14 +93,16 @@ class ChoiceDrafter:
     def begin(self, request: Request) -> None:
         """Draw the request's sources."""
         self._candidates.begin(request)
+        self._length.begin()
 
     def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
         """The best candidate's first tokens, or nothing where there is no candidate or none pays."""
         found = self._candidates.candidates(token_ids, limit)
         if not found:
+            self._length.length(())
             return _NOTHING
         candidate, survival = self._ranker.best(found, token_ids[-1])
-        length = self._length(survival)
+        length = self._length.length(survival)
         return Proposal(candidate.token_ids[:length], candidate.source) if length else _NOTHING
 
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:

@@ -61,7 +61,7 @@ class Proposers:
         candidates = RequestCandidates(method.block_length, method.num_candidates, target.encode, self._repository)
         ranker = target.scorer() if method.selection == "scorer" else PriorRanker()
         length = ByCost(target.step_costs()) if method.min_survival is None else Survival(method.min_survival)
-        return ChoiceDrafter(candidates, ranker, length.length)
+        return ChoiceDrafter(candidates, ranker, length)
 
     @cached_property
     def _repository(self) -> Store:

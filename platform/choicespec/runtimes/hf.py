@@ -85,13 +85,17 @@ class HfRuntime:
             raise Unsupported("hf", "every method", f"{pair.target.model} has {', '.join(sorted(other_layers))} layers")
         self.tokenizer = HfTokenizer(tokenizer)
         self.context_tokens: int = config.max_position_embeddings
-        self.device = torch.cuda.get_device_name() if pair.gpus else "cpu"
         self.precision = pair.target.precision
         self._eos_ids = read_eos_ids(self._checkpoint, pair.target.revision, config)
         self.model: Any = None  # the transformers model, once ``load`` has read it
         self._target: CausalLmTarget | None = None
         self._costs: StepCosts | None = None
         self.use_repository(tuple)
+
+    @cached_property
+    def device(self) -> str:
+        """Asked of CUDA by the worker that has the GPU; whoever only reads the checkpoint needs none."""
+        return str(torch.cuda.get_device_name()) if self._pair.gpus else "cpu"
 
     @cached_property
     def identity(self) -> TargetIdentity:

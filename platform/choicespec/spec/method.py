@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from choicespec.spec.frozen import Frozen
 
+LONGEST_BLOCK = 127  # tokens; no verification of more has paid anywhere, and lengths are kept in a byte
+
 
 class Autoregressive(Frozen):
     """Plain greedy decoding: one token a step. The baseline of every measurement."""
@@ -64,7 +66,7 @@ class Choice(Frozen):
     """
 
     kind: Literal["choice"] = "choice"
-    block_length: int = Field(default=8, ge=1)
+    block_length: int = Field(default=8, ge=1, le=LONGEST_BLOCK)
     selection: Literal["prior", "scorer"] = "prior"
     num_candidates: int = Field(default=16, ge=1)
     min_survival: float | None = Field(default=None, ge=0.0, le=1.0)

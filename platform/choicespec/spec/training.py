@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from choicespec.spec.frozen import Frozen
+from choicespec.spec.method import LONGEST_BLOCK
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -24,7 +25,7 @@ class FitSpec(Frozen):
     learning_rate: float = Field(default=3e-3, gt=0)
     weight_decay: float = Field(default=0.01, ge=0)
     listwise_weight: float = Field(default=2.0, ge=0)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class ScorerTraining(Frozen):
@@ -47,7 +48,7 @@ class ScorerTraining(Frozen):
     runtime: str = "hf"
     layers: tuple[Count, ...] = Field(min_length=1)
     other_layers: tuple[Count, ...] = ()
-    block_length: int = Field(default=8, ge=1)
+    block_length: int = Field(default=8, ge=1, le=LONGEST_BLOCK)
     num_candidates: int = Field(default=16, ge=2)
     train_limits: dict[str, Count] = Field(min_length=1)
     batch_size: int = Field(default=32, ge=1)
