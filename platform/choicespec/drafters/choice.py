@@ -1,6 +1,7 @@
 """Finite candidate sets: the best candidate is verified as a draft."""
 
 from collections.abc import Sequence
+from copy import copy
 from itertools import takewhile
 from typing import Protocol
 
@@ -88,7 +89,7 @@ class ChoiceDrafter:
 
     def beside(self) -> "ChoiceDrafter":
         """A drafter for a request that runs beside others: what is learnt is shared."""
-        return ChoiceDrafter(self._candidates.beside(), self._ranker, self._length)
+        return ChoiceDrafter(self._candidates.beside(), self._ranker, copy(self._length))
 
     def begin(self, request: Request) -> None:
         """Draw the request's sources."""
