@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
@@ -51,13 +52,17 @@ class VllmRuntime:
         self.context_tokens: int = spec.context_tokens or trained
         self.warm_methods: int | None = spec.engines
         self.build = f"{installed()}, torch {metadata.version('torch')}"
-        self.device = torch.cuda.get_device_name() if pair.gpus else "cpu"
         self.precision = pair.target.precision
         self._eos_ids = tuple(read_eos_ids(self._checkpoint, pair.target.revision, config))
         self._engines: dict[MethodSpec, VllmEngineProcess] = {}  # the one used last is the last
         self._facts: dict[MethodSpec, dict[str, str]] = {}  # of every engine there was
         self._knows_task: set[VllmEngineProcess] = set()
         self.use_repository(tuple)
+
+    @cached_property
+    def device(self) -> str:
+        """Asked of CUDA by the worker that has the GPU; whoever only reads the checkpoint needs none."""
+        return str(torch.cuda.get_device_name()) if self._pair.gpus else "cpu"
 
     @staticmethod
     def refusal(pair: PairSpec, method: MethodSpec) -> str | None:
