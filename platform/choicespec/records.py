@@ -159,6 +159,8 @@ class Measurement(Frozen):
         decode_tokens_per_s: of the method.
         baseline_tokens_per_s: of plain decoding, interleaved on the same requests.
         speedup: the paired ratio of the two.
+        acceptance_by_position: of the steps that proposed a first, second, ... token, the share that kept it; empty
+            where single steps are not known.
         match: the share of requests with output ids equal to the baseline's.
         prefill_ms: mean time to the first token, of the method.
         propose_share: the share of decode time spent on search, scoring and drafting.
@@ -171,6 +173,7 @@ class Measurement(Frozen):
     baseline_tokens_per_s: Estimate
     speedup: Estimate
     accepted_per_step: Estimate
+    acceptance_by_position: tuple[float, ...] = ()
     match: Estimate
     prefill_ms: Estimate
     propose_share: float

@@ -212,6 +212,7 @@ WRONG_DRAFTERS = [
     ("llama", "dflash2", "dflash2", 8, "drafts at most 7 tokens, but num_draft_tokens=8"),
     ("llama", "dflash2", "dflash", 7, "of kind 'dflash2', but .* is a dflash$"),
     ("llama", "dflash", "stranger", 7, "of architecture 'llama', not 'dflash'"),
+    ("llama", "eagle3", "stranger", 3, "is told of no EAGLE-3 drafters"),
     ("llama", "mtp", None, 3, "has no layers for multi-token prediction"),
     ("qwen35", "mtp", "wide_head", 3, "hidden states of 64 numbers, but the target's have 32"),
     ("llama", "draft_model", "other_words", 3, "vocabulary is not the target's"),

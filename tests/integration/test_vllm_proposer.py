@@ -15,6 +15,7 @@ from choicespec.runtimes.vllm_proposer import ChoiceProposer, request_arguments
 from choicespec.spec.method import Choice
 from choicespec.spec.pair import PairSpec
 from integration.small_checkpoints import save_checkpoint, small_llama
+from transformers import AutoTokenizer
 
 END_ID = 511
 CYCLE = tuple(b"the cat sat. ")
@@ -54,7 +55,7 @@ class Runner:
 def made(checkpoint: Path, method: Choice, most: int = 8, **config: Any) -> ChoiceProposer:
     pair = PairSpec.model_validate({"target": {"model": str(checkpoint)}})
     asked = {"pair": pair.model_dump(mode="json"), "method": method.model_dump(mode="json")}
-    proposer = ChoiceProposer(
+    return ChoiceProposer(
         SimpleNamespace(
             additional_config={SETTINGS: asked},
             speculative_config=SimpleNamespace(num_speculative_tokens=most),
@@ -64,7 +65,6 @@ def made(checkpoint: Path, method: Choice, most: int = 8, **config: Any) -> Choi
             ),
         )
     )
-    return proposer
 
 
 WHOLE = Choice(block_length=8, min_survival=0.0)
@@ -127,11 +127,13 @@ def test_an_output_helps_later_requests_and_those_beside(proposer: ChoicePropose
     assert runner.step(proposer, {"2": (*second, ord(" "))}) == [list(b"cat sat ")]
 
 
-def test_the_repository_is_looked_into(proposer: ChoiceProposer, runner: Runner) -> None:
+def test_the_repository_is_looked_into(checkpoint: Path, proposer: ChoiceProposer, runner: Runner) -> None:
     """Fails if a task's documents do not reach the engine."""
     proposer.use_repository([Document("a.py", "def area(width, height):")])
-    runner.add("1", asked("1", tuple(b"x = 1; def area(")))
-    assert runner.step(proposer, {"1": tuple(b"x = 1; def area(")}) == [list(b"width, h")]
+    encode = AutoTokenizer.from_pretrained(checkpoint).encode
+    prompt = encode("x = 1; def area(")
+    runner.add("1", asked("1", prompt))
+    assert runner.step(proposer, {"1": prompt}) == [encode("width, h")]
 
 
 def test_never_more_than_k_nor_beyond_the_length(checkpoint: Path, runner: Runner) -> None:

@@ -86,6 +86,19 @@ def test_accepted_per_step_is_a_ratio_of_sums() -> None:
     assert result.measurement.accepted_per_step.value == pytest.approx(expected)
 
 
+def test_acceptance_by_position_counts_the_steps_that_proposed_it() -> None:
+    """Fails if steps with shorter drafts count as rejections, or the whole draft as one."""
+    (result,) = results(Recording(), Ngram())
+    steps = [step for trace in result.traces for step in trace.steps]
+    found = result.measurement.acceptance_by_position
+    assert len(found) == max(step.proposed for step in steps)
+    for position, accepted in enumerate(found, start=1):
+        proposed = [step for step in steps if step.proposed >= position]
+        assert accepted == sum(step.accepted >= position for step in proposed) / len(proposed)
+    (plain,) = measured(Recording(), Autoregressive())
+    assert plain.acceptance_by_position == ()
+
+
 def test_the_prefill_is_outside_the_decode_rate() -> None:
     """Fails if the first token or the time to it is counted on either side."""
     (result,) = results(Recording(), Ngram())

@@ -101,6 +101,7 @@ def summarise(
         baseline_tokens_per_s=ratio_of_sums(baseline_tokens, baseline_ms, scale=1e3),
         speedup=ratio_of_ratios(tokens, elapsed_ms, baseline_tokens, baseline_ms),
         accepted_per_step=ratio_of_sums(accepted, steps),
+        acceptance_by_position=_acceptance_by_position(traces) if runtime.knows_steps else (),
         match=share(len(traces) - len(divergences), len(traces)),
         prefill_ms=ratio_of_sums([t.prefill_ms for t in traces], [1.0] * len(traces)),
         propose_share=propose_ms / sum(elapsed_ms) if sum(elapsed_ms) else 0.0,
@@ -110,3 +111,11 @@ def summarise(
         measured_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         environment=capture(runtime, trial),
     )
+
+
+def _acceptance_by_position(traces: Sequence[Trace]) -> tuple[float, ...]:
+    steps = [step for trace in traces for step in trace.steps]
+    longest = max((step.proposed for step in steps), default=0)
+    kept = [sum(step.accepted >= position for step in steps) for position in range(1, longest + 1)]
+    proposed = [sum(step.proposed >= position for step in steps) for position in range(1, longest + 1)]
+    return tuple(part / whole for part, whole in zip(kept, proposed, strict=True))

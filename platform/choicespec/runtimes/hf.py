@@ -70,6 +70,7 @@ class HfRuntime:
 
     build = f"transformers {transformers.__version__}, torch {torch.__version__}"
     warm_methods: int | None = None
+    knows_steps = True
 
     def __init__(self, spec: HfRuntimeSpec, pair: PairSpec) -> None:
         transformers.logging.disable_progress_bar()

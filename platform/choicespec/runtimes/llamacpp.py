@@ -98,6 +98,7 @@ class LlamaCppRuntime:
         self.tokenizer: Tokenizer = LlamaCppTokenizer(self._header, lambda path, body: self._plain().post(path, body))
         self.context_tokens = self._read_context()
         self.warm_methods: int | None = None
+        self.knows_steps = False
         self.build = _read_build(self._program)
         self.precision = self._header.file_type
         self.device = _gpu_name() if pair.gpus else "cpu"

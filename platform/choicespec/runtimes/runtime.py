@@ -29,6 +29,7 @@ class Runtime(Protocol):
         precision: what the weights are stored and computed in.
         warm_methods: the most methods that stay ready at a time; None is all of them. Beyond it, a method that was
             asked for earlier has to be made ready again.
+        knows_steps: whether a trace's steps are what happened in each, rather than a total shared out.
     """
 
     tokenizer: Tokenizer
@@ -37,6 +38,7 @@ class Runtime(Protocol):
     device: str
     precision: str
     warm_methods: int | None
+    knows_steps: bool
 
     def load(self) -> None:
         """Load the weights, once; a second call does nothing.

@@ -92,6 +92,7 @@ class ScriptedRuntime:
     build = "scripted 1"
     device = "none"
     warm_methods: int | None = None
+    knows_steps = True
 
     def __init__(self, spec: ScriptedRuntimeSpec, pair: PairSpec) -> None:
         self.tokenizer: Tokenizer = ByteTokenizer()

@@ -51,6 +51,7 @@ class VllmRuntime:
         self.tokenizer = HfTokenizer(tokenizer)
         self.context_tokens: int = spec.context_tokens or trained
         self.warm_methods: int | None = spec.engines
+        self.knows_steps = True
         self.build = f"{installed()}, torch {metadata.version('torch')}"
         self.precision = pair.target.precision
         self._eos_ids = tuple(read_eos_ids(self._checkpoint, pair.target.revision, config))
