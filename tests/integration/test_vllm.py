@@ -1,5 +1,6 @@
 """The vLLM runtime on the real embedded default and on a small random target: real engines, real processes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,8 +14,9 @@ from choicespec.measuring.measure import TrialResult, measure
 from choicespec.records import Request, Trace
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.runtimes.vllm import VllmRuntime
+from choicespec.runtimes.vllm_methods import engine_arguments
 from choicespec.spec.experiment import TrialSpec
-from choicespec.spec.method import Choice, Ngram
+from choicespec.spec.method import Choice, Draft, Ngram
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, VllmRuntimeSpec
 from choicespec.spec.task import ToolCall
@@ -187,3 +189,56 @@ def test_no_engine_outlives_a_killed_owner(small: Path) -> None:
         process_id = int(owner.stdout.readline())
         owner.kill()
     await_end(process_id)
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16}
+CONFIGS = {
+    "llama": LLAMA,
+    "qwen3": QWEN3,
+    "draft_model": LLAMA | {"num_hidden_layers": 1},
+    "eagle3": LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 512},
+    "dflash": QWEN3
+    | {
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": 1,
+        "block_size": 8,
+        "dflash_config": {"mask_token_id": 511, "target_layer_ids": [0, 1, 2]},
+    },
+}
+ASK_VLLM = (
+    "import json, sys\n"
+    "from vllm.engine.arg_utils import EngineArgs\n"
+    "configs = [EngineArgs(**said).create_engine_config() for said in json.load(sys.stdin)]\n"
+    "found = [(c.speculative_config.method, c.speculative_config.num_speculative_tokens) for c in configs]\n"
+    "print(json.dumps(found))\n"
+)
+
+
+def test_the_installed_vllm_takes_what_it_is_told_of_drafters(tmp_path: Path) -> None:
+    """Fails if a setting's name or a method's has changed: found from configurations, without weights."""
+    for name, config in CONFIGS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked, expected = [], []
+    for kind, target, k in (("draft_model", "llama", 4), ("eagle3", "llama", 3), ("dflash", "qwen3", 7)):
+        checkpoint = str(tmp_path / target)
+        drafters = {"d": {"kind": kind, "model": str(tmp_path / kind)}}
+        pair = PairSpec.model_validate({"target": {"model": checkpoint}, "drafters": drafters})
+        method = Draft(drafter="d", num_draft_tokens=k)
+        asked.append(engine_arguments(VllmRuntimeSpec(), pair, method, checkpoint, 512))
+        expected.append([kind, k])
+    answer = subprocess.run(
+        [sys.executable, "-c", ASK_VLLM], input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert json.loads(answer.stdout.splitlines()[-1]) == expected

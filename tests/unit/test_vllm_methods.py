@@ -98,7 +98,8 @@ DRAFT = Draft(drafter="d", num_draft_tokens=3)
         ({"dtype": "gguf"}, Ngram(), "set target.dtype: float32"),
         ({"quantization": "q4_0"}, Ngram(), "known: fp8, awq, nvfp4"),
         ({"quantization": "nvfp4"}, Ngram(), "needs a GPU, but gpus=0"),
-        ({"quantization": "bitsandbytes", "gpus": 1}, Ngram(), "has no bitsandbytes; use fp8"),
+        ({"quantization": "awq"}, Ngram(), "set target.dtype: bfloat16"),
+        ({"quantization": "bitsandbytes", "gpus": 1, "dtype": "bfloat16"}, Ngram(), "has no bitsandbytes; use fp8"),
         ({"gpus": 4, "tensor_parallel": 2}, Ngram(), "gpus=4 would be idle in part"),
     ],
 )

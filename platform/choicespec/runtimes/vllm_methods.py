@@ -163,6 +163,8 @@ def _check_target(pair: PairSpec) -> None:
         raise _CannotBe(f"it knows no target.quantization={quantization}; known: {known}")
     if quantization in _ON_GPUS_ALONE and pair.gpus == 0:
         raise _CannotBe(f"target.quantization={quantization} needs a GPU, but gpus=0")
+    if target.dtype == "float32":
+        raise _CannotBe(f"target.quantization={quantization} computes in 16 bits; set target.dtype: bfloat16")
     if quantization == "bitsandbytes" and _version() >= _WITHOUT_BITSANDBYTES:
         raise _CannotBe(f"{installed()} has no bitsandbytes; use fp8, or a checkpoint in awq or nvfp4")
 
