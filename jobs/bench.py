@@ -75,7 +75,7 @@ def _refusal(trial: TrialSpec) -> str | None:
     """Why a trial cannot run here, found without loading anything."""
     try:
         check_supported(trial.runtime, trial.pair, trial.method)
-        if trial.runtime.kind == "hf":
+        if trial.runtime.kind in ("hf", "vllm"):
             check_checkpoint(trial.pair.target.model, trial.pair.target.revision)
     except ChoiceSpecError as error:
         return str(error)

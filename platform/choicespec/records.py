@@ -2,6 +2,8 @@
 
 from typing import Literal, NamedTuple
 
+from pydantic import Field
+
 from choicespec.spec.frozen import Frozen
 
 FinishReason = Literal["eos", "length", "stop"]
@@ -139,7 +141,11 @@ class Divergence(Frozen):
 
 
 class Environment(Frozen):
-    """What a measurement was made with."""
+    """What a measurement was made with.
+
+    Attributes:
+        engine: the settings of a runtime with a loop of its own.
+    """
 
     choicespec: str
     git_revision: str
@@ -150,6 +156,7 @@ class Environment(Frozen):
     cpu: str
     threads: int
     dtype: str
+    engine: dict[str, str] = Field(default={})
 
 
 class Measurement(Frozen):
@@ -159,6 +166,8 @@ class Measurement(Frozen):
         decode_tokens_per_s: of the method.
         baseline_tokens_per_s: of plain decoding, interleaved on the same requests.
         speedup: the paired ratio of the two.
+        acceptance_by_position: of the steps that proposed a first, second, ... token, the share that kept it; empty
+            where single steps are not known.
         match: the share of requests with output ids equal to the baseline's.
         prefill_ms: mean time to the first token, of the method.
         propose_share: the share of decode time spent on search, scoring and drafting.
@@ -171,6 +180,7 @@ class Measurement(Frozen):
     baseline_tokens_per_s: Estimate
     speedup: Estimate
     accepted_per_step: Estimate
+    acceptance_by_position: tuple[float, ...] = ()
     match: Estimate
     prefill_ms: Estimate
     propose_share: float

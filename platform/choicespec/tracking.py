@@ -173,6 +173,8 @@ def _metrics(measurement: Measurement) -> Iterator[tuple[str, float]]:
             yield name, figure.value
             yield f"{name}_low", figure.low
             yield f"{name}_high", figure.high
+    for position, accepted in enumerate(measurement.acceptance_by_position, start=1):
+        yield f"acceptance_at_{position}", accepted
     yield "requests", measurement.match.n
     yield "omitted_requests", len(measurement.omitted)
     yield "propose_share", measurement.propose_share

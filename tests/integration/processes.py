@@ -1,5 +1,7 @@
 """Waiting for what other processes bring about."""
 
+import os
+import select
 import socket
 import subprocess
 from collections.abc import Callable
@@ -26,3 +28,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def await_end(process_id: int) -> None:
+    """Wait for a process that need not be a child; one that has ended already will do."""
+    try:
+        handle = os.pidfd_open(process_id)
+    except ProcessLookupError:
+        return
+    ended, _, _ = select.select([handle], [], [], DEADLINE_S)
+    os.close(handle)
+    assert ended, f"process {process_id} goes on"

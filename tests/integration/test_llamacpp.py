@@ -1,7 +1,6 @@
 """The llama.cpp runtime on the embedded default's own GGUF and on small random ones: real servers, real processes."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from choicespec.spec.runtime import HfRuntimeSpec, LlamaCppRuntimeSpec
 from choicespec.spec.task import PythonRepo, ToolCall
 from choicespec.tasks.prompts import Prompts, open_task
 from contracts.runtime_contract import PLAIN, RuntimeContract
-from integration.processes import DEADLINE_S
+from integration.processes import await_end
 from integration.small_ggufs import CONTEXT, END_ID, write_dflash, write_llama, write_qwen35
 
 PLATFORM = Path(__file__).parents[2] / "platform"
@@ -213,6 +212,7 @@ WRONG_DRAFTERS = [
     ("llama", "dflash2", "dflash2", 8, "drafts at most 7 tokens, but num_draft_tokens=8"),
     ("llama", "dflash2", "dflash", 7, "of kind 'dflash2', but .* is a dflash$"),
     ("llama", "dflash", "stranger", 7, "of architecture 'llama', not 'dflash'"),
+    ("llama", "eagle3", "stranger", 3, "is told of no EAGLE-3 drafters"),
     ("llama", "mtp", None, 3, "has no layers for multi-token prediction"),
     ("qwen35", "mtp", "wide_head", 3, "hidden states of 64 numbers, but the target's have 32"),
     ("llama", "draft_model", "other_words", 3, "vocabulary is not the target's"),
@@ -259,17 +259,6 @@ def test_a_server_that_dies_over_a_file_says_why(files: dict[str, Path]) -> None
 def _kill(process_id: int) -> None:
     os.kill(process_id, signal.SIGKILL)
     os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
-
-
-def _await_end(process_id: int) -> None:
-    """Wait for a process that need not be a child; one that has ended already will do."""
-    try:
-        handle = os.pidfd_open(process_id)
-    except ProcessLookupError:
-        return
-    ended, _, _ = select.select([handle], [], [], DEADLINE_S)
-    os.close(handle)
-    assert ended, f"process {process_id} goes on"
 
 
 def test_a_killed_server_is_said_with_the_end_of_its_log(files: dict[str, Path]) -> None:
@@ -337,7 +326,7 @@ def test_a_sites_own_binary_serves(files: dict[str, Path], binary: Path) -> None
     started = [_child_of(process_id) for process_id in runtime.process_ids]
     runtime.close()
     for process_id in started:
-        _await_end(process_id)
+        await_end(process_id)
 
 
 def _child_of(process_id: int) -> int:
@@ -394,7 +383,7 @@ def test_no_server_outlives_a_killed_owner(files: dict[str, Path], binary: Path,
         processes = [launched] if own else [launched, _child_of(launched)]
         owner.kill()
     for process_id in processes:
-        _await_end(process_id)
+        await_end(process_id)
 
 
 def test_an_autoregressive_method_needs_no_drafter() -> None:

@@ -49,7 +49,7 @@ def test_nodes_install_what_is_pinned() -> None:
     commands = " ; ".join(config["setup_commands"])
     assert "pip install -c constraints.txt -e ." in commands
     assert "pip install --no-deps -r requirements-data.txt" in commands
-    pinned = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    pinned = re.search(r"^ray==(\S+)$", (ROOT / "constraints-gpu.txt").read_text(encoding="utf-8"), re.MULTILINE)
     assert pinned is not None
     for image in ("head_image", "worker_image"):
         assert config["docker"][image].startswith(f"rayproject/ray:{pinned[1]}-py311")

@@ -1,6 +1,7 @@
 """Measuring, on the scripted runtime: what is compared, in which order, and what is flagged."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from choicespec.errors import TaskDataError
@@ -85,6 +86,19 @@ def test_accepted_per_step_is_a_ratio_of_sums() -> None:
     assert result.measurement.accepted_per_step.value == pytest.approx(expected)
 
 
+def test_acceptance_by_position_counts_the_steps_that_proposed_it() -> None:
+    """Fails if steps with shorter drafts count as rejections, or the whole draft as one."""
+    (result,) = results(Recording(), Ngram())
+    steps = [step for trace in result.traces for step in trace.steps]
+    found = result.measurement.acceptance_by_position
+    assert len(found) == max(step.proposed for step in steps)
+    for position, accepted in enumerate(found, start=1):
+        proposed = [step for step in steps if step.proposed >= position]
+        assert accepted == sum(step.accepted >= position for step in proposed) / len(proposed)
+    (plain,) = measured(Recording(), Autoregressive())
+    assert plain.acceptance_by_position == ()
+
+
 def test_the_prefill_is_outside_the_decode_rate() -> None:
     """Fails if the first token or the time to it is counted on either side."""
     (result,) = results(Recording(), Ngram())
@@ -114,6 +128,34 @@ def test_a_wrong_token_is_found_with_its_place_and_margin() -> None:
             request_id="r15", position=5, expected_id=right["r15"][5], found_id=None, top2_margin=prompt_tokens + 5
         ),
     )
+
+
+class TwoAtATime(Recording):
+    """Keeps two methods warm."""
+
+    warm_methods: int | None = 2
+
+
+def test_methods_that_do_not_fit_side_by_side_take_turns_in_blocks() -> None:
+    """Fails if an engine is started for every request, the first of a block is cold, or results depend on the order."""
+    runtime = TwoAtATime()
+    methods = [Autoregressive(), Ngram(), Ngram(num_draft_tokens=4)]
+    found = measured(runtime, *methods)
+    assert [one.match.value for one in found] == [1, 1, 1]
+    assert [one.match.n for one in found] == [6, 6, 6]
+    turns = [method for _, method, _ in runtime.asked]
+    changes = sum(a != b for a, b in pairwise(turns))
+    assert changes <= 2 * len(methods) - 1
+    for start in (0, *(i + 1 for i, (a, b) in enumerate(pairwise(turns)) if a != b)):
+        assert runtime.asked[start][2] == 8, "a block begins with a warm-up"
+
+
+def test_methods_that_fit_side_by_side_alternate() -> None:
+    """Fails if a runtime that could alternate is measured in blocks, which drift of the machine then tells apart."""
+    runtime = TwoAtATime()
+    measured(runtime, Ngram())
+    turns = [method for _, method, _ in runtime.asked[2:]]
+    assert [a != b for a, b in pairwise(turns)] == [i % 2 == 0 for i in range(len(turns) - 1)]
 
 
 def test_every_method_runs_first_equally_often() -> None:

@@ -101,3 +101,18 @@ def test_the_settings_bound_a_set() -> None:
     assert [len(candidate.token_ids) for candidate in sets] == [4, 4, 4]
     assert [len(candidate.token_ids) for candidate in found(candidates, request("r"), "abc", limit=2)] == [2, 2, 2]
     assert found(candidates, request("r"), "abc", limit=0) == []
+
+
+def test_requests_beside_each_other_share_what_is_learnt_and_nothing_else() -> None:
+    """Fails if concurrent requests read each other's text, or each keeps its outputs to itself."""
+    candidates = candidates_of({"area.py": FILE})
+    first, second = candidates.beside(), candidates.beside()
+    first.begin(request("first", "the cat sat on the mat; the cat"))
+    asked = request("second", "a dog; the cat")
+    second.begin(asked)
+    own = first.candidates(encode("the cat sat on the mat; the cat"), 8)
+    assert bytes(own[0].token_ids) == b" sat on "
+    assert b" sat on " not in [bytes(one.token_ids) for one in second.candidates(asked.prompt_ids, 8)]
+    first.finish(request("first"), encode(ANSWER))
+    assert seen(second, asked, "the answer is", "outputs") == {" 42, as "}
+    assert seen(second, asked, "def area(", "repository") == {"width, h"}

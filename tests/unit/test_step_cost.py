@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import pytest
-from choicespec.decoding.step_cost import StepCosts, best_length, measure_step_costs
+from choicespec.decoding.step_cost import BatchCosts, StepCosts, best_length, measure_step_costs
 from choicespec.drafters.choice import ByCost, Survival
 from choicespec.drafters.union import Payoff
 from choicespec.records import Request
@@ -225,3 +225,15 @@ def test_every_size_is_timed_behind_the_same_context(longest: int) -> None:
 
     measure_step_costs(Counting(), longest, context_tokens=8)
     assert set(seen) == {8}
+
+
+def test_a_request_pays_its_part_of_a_shared_pass() -> None:
+    """Fails if requests side by side draft as if each had the target to itself, or as if all ran one after another."""
+    one, full = StepCosts((1, 9), (10.0, 18.0)), StepCosts((1, 9), (16.0, 80.0))
+    costs = BatchCosts(one, full, most=4)
+    assert (costs.of(1), costs.of(9)) == (10.0, 18.0)
+    costs.requests = 4
+    assert (costs.of(1), costs.of(9), costs.of(5)) == (4.0, 20.0, 12.0)
+    costs.requests = 2
+    assert costs.of(1) == pytest.approx((10 + (16 - 10) / 3) / 2)
+    assert BatchCosts(one, one, most=1).of(9) == 18.0

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from copy import copy
 
 from choicespec.candidates.schemas import answer_texts
 from choicespec.candidates.sets import Candidate, CandidateSets
@@ -28,7 +29,14 @@ class RequestCandidates:
     ) -> None:
         self._encode = encode
         self._outputs = Store(MOST_OUTPUT_TOKENS)
-        self._sets = CandidateSets(block_length, num_candidates, repository, self._outputs)
+        self._new_sets = lambda: CandidateSets(block_length, num_candidates, repository, self._outputs)
+        self._sets = self._new_sets()
+
+    def beside(self) -> "RequestCandidates":
+        """The sets of a request that runs beside others: over the same repository and outputs."""
+        other = copy(self)
+        other._sets = self._new_sets()
+        return other
 
     def begin(self, request: Request) -> None:
         """Render the tools as calls; a tool that is not JSON Schema adds no candidates."""

@@ -3,13 +3,21 @@
 from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from choicespec.decoding.target import Target
 
 _CONTEXT_TOKENS = 400
 _ROUNDS = 4
 _SIZES = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65)
+
+
+class Costs(Protocol):
+    """What a verification costs, of one request."""
+
+    def of(self, tokens: int) -> float:
+        """Milliseconds of a verification; the anchor counts as one of its tokens."""
+        ...
 
 
 class StepCosts(NamedTuple):
@@ -32,6 +40,28 @@ class StepCosts(NamedTuple):
                 below, share = index - 1, (tokens - self.tokens[index - 1]) / (size - self.tokens[index - 1])
                 return self.ms[below] + share * (self.ms[index] - self.ms[below])
         return self.ms[-1] * tokens / self.tokens[-1]
+
+
+class BatchCosts:
+    """What a verification costs a request that shares its pass with others: its part of the pass.
+
+    Args:
+        one: of a request alone.
+        full: passes of ``most`` requests, by the tokens of each.
+        most: the most requests of a pass.
+    """
+
+    def __init__(self, one: StepCosts, full: StepCosts, most: int) -> None:
+        self._one, self._full, self._most = one, full, most
+        self.requests = 1  # of the pass to come, this one included
+
+    def of(self, tokens: int) -> float:
+        """See ``Costs.of``; between one request and ``most``, in proportion to their number."""
+        alone = self._one.of(tokens)
+        if self._most == 1:
+            return alone
+        share = (self.requests - 1) / (self._most - 1)
+        return (alone + share * (self._full.of(tokens) - alone)) / self.requests
 
 
 def measure_step_costs(target: Target, longest: int, context_tokens: int = _CONTEXT_TOKENS) -> StepCosts:
@@ -58,7 +88,7 @@ def _time_ms(target: Target, size: int) -> float:
     return (perf_counter() - started) * 1e3
 
 
-def best_length(survival: Sequence[float], costs: StepCosts, rate_tokens_per_ms: float) -> int:
+def best_length(survival: Sequence[float], costs: Costs, rate_tokens_per_ms: float) -> int:
     """How many draft tokens to verify so that a step gains most over spending its time at the usual rate.
 
     The rate of a long run is largest when each step maximises what it yields less what its time is worth: the

@@ -1,12 +1,13 @@
 """Finite candidate sets, and drafters beside them: the best candidate or draft is verified."""
 
 from collections.abc import Sequence
+from copy import copy
 from itertools import takewhile
 from typing import Protocol
 
 from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sets import Candidate, Ranked
-from choicespec.decoding.step_cost import StepCosts, best_length
+from choicespec.decoding.step_cost import Costs, best_length
 from choicespec.drafters.union import CalledDrafter, Payoff, Weighed, improve
 from choicespec.records import Proposal, Request
 
@@ -55,7 +56,7 @@ class Survival:
 class ByCost:
     """Verifies as many tokens as pay, by what a verification costs and the rate expected of the last steps."""
 
-    def __init__(self, costs: StepCosts) -> None:
+    def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self.begin()
 
@@ -100,6 +101,11 @@ class ChoiceDrafter:
     ) -> None:
         self._candidates, self._ranker, self._payoff = candidates, ranker, payoff
         self._block_length, self._drafters = block_length, drafters
+
+    def beside(self) -> "ChoiceDrafter":
+        """One for a request that runs beside others: what is learnt is shared. Without drafters, which follow one."""
+        assert not self._drafters, "a runtime that runs requests side by side refuses them"
+        return ChoiceDrafter(self._candidates.beside(), self._ranker, copy(self._payoff), self._block_length)
 
     def begin(self, request: Request) -> None:
         """Draw the request's sources."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sources import Store
 from choicespec.decoding.proposer import Proposer
-from choicespec.decoding.step_cost import StepCosts
+from choicespec.decoding.step_cost import Costs
 from choicespec.drafters.choice import ByCost, ChoiceDrafter, PriorRanker, Ranker, Survival
 from choicespec.drafters.union import Below, ByGain, CalledDrafter, Gate, Payoff, always
 from choicespec.records import Document
@@ -40,7 +40,7 @@ class TargetSide(NamedTuple):
     """
 
     encode: Callable[[str], list[int]]
-    step_costs: Callable[[], StepCosts]
+    step_costs: Callable[[], Costs]
     scorer: Callable[[], Ranker]
     drafter: Callable[[Draft], Proposer]
 

@@ -26,6 +26,7 @@ def capture(runtime: Runtime, trial: TrialSpec) -> Environment:
         cpu=_cpu_name(),
         threads=trial.runtime.threads,
         dtype=runtime.precision,
+        engine=runtime.engine_settings(trial.method),
     )
 
 

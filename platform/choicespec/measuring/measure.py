@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from math import ceil
 from typing import NamedTuple
 
 from choicespec.errors import TaskDataError
@@ -15,6 +16,7 @@ from choicespec.spec.method import Autoregressive
 from choicespec.tasks.prompts import Prompts
 
 _WARM_UP_TOKENS = 8
+_BLOCKS = 2  # of requests, where methods cannot alternate: ABAB
 
 
 class Progress(NamedTuple):
@@ -36,7 +38,8 @@ class TrialResult(NamedTuple):
 def measure(runtime: Runtime, trials: Sequence[TrialSpec], prompts: Prompts) -> Iterator[Progress | TrialResult]:
     """Measure trials that share pair, runtime and task; yields progress a request, then a result a trial.
 
-    The order in which baseline and methods run rotates from request to request, so that none always runs first.
+    The order in which baseline and methods run rotates from request to request, so that none always runs first. Where
+    the runtime cannot keep all of them warm, they take turns in two blocks of requests each.
 
     Raises:
         TaskDataError: no prompt is left to measure on.
@@ -48,19 +51,27 @@ def measure(runtime: Runtime, trials: Sequence[TrialSpec], prompts: Prompts) -> 
     first = prompts.requests[0]
     # Under its own name: what a method learns from it must be passed over when the request itself is measured.
     warm_up = first._replace(max_new_tokens=min(_WARM_UP_TOKENS, first.max_new_tokens))
-    for method in methods:
-        runtime.generate(warm_up, method)
+    alternating = runtime.warm_methods is None or len(methods) <= runtime.warm_methods
+    if alternating:
+        for method in methods:
+            runtime.generate(warm_up, method)
 
+    total = len(prompts.requests)
+    size = 1 if alternating else ceil(total / _BLOCKS)
     traces: list[list[Trace]] = [[] for _ in methods]
     divergences: list[list[Divergence]] = [[] for _ in methods]
-    for done, request in enumerate(prompts.requests, start=1):
+    for number, start in enumerate(range(0, total, size), start=1):
+        block = prompts.requests[start : start + size]
         for turn in range(len(methods)):
-            index = (done + turn) % len(methods)
-            traces[index].append(runtime.generate(request, methods[index]))
+            index = (number + turn) % len(methods)
+            if not alternating:
+                runtime.generate(warm_up, methods[index])
+            traces[index] += [runtime.generate(request, methods[index]) for request in block]
         for index in range(1, len(methods)):
-            found = first_divergence(request, traces[0][-1], traces[index][-1], runtime.top2_margin)
-            divergences[index] += [found] if found is not None else []
-        yield Progress(done, len(prompts.requests))
+            for request, plain, found in zip(block, traces[0][start:], traces[index][start:], strict=True):
+                parted = first_divergence(request, plain, found, runtime.top2_margin)
+                divergences[index] += [parted] if parted is not None else []
+        yield Progress(start + len(block), total)
 
     for trial in trials:
         index = methods.index(trial.method)
@@ -90,6 +101,7 @@ def summarise(
         baseline_tokens_per_s=ratio_of_sums(baseline_tokens, baseline_ms, scale=1e3),
         speedup=ratio_of_ratios(tokens, elapsed_ms, baseline_tokens, baseline_ms),
         accepted_per_step=ratio_of_sums(accepted, steps),
+        acceptance_by_position=_acceptance_by_position(traces) if runtime.knows_steps else (),
         match=share(len(traces) - len(divergences), len(traces)),
         prefill_ms=ratio_of_sums([t.prefill_ms for t in traces], [1.0] * len(traces)),
         propose_share=propose_ms / sum(elapsed_ms) if sum(elapsed_ms) else 0.0,
@@ -99,3 +111,11 @@ def summarise(
         measured_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         environment=capture(runtime, trial),
     )
+
+
+def _acceptance_by_position(traces: Sequence[Trace]) -> tuple[float, ...]:
+    steps = [step for trace in traces for step in trace.steps]
+    longest = max((step.proposed for step in steps), default=0)
+    kept = [sum(step.accepted >= position for step in steps) for position in range(1, longest + 1)]
+    proposed = [sum(step.proposed >= position for step in steps) for position in range(1, longest + 1)]
+    return tuple(part / whole for part, whole in zip(kept, proposed, strict=True))

@@ -72,6 +72,8 @@ class HfRuntime:
     """
 
     build = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    warm_methods: int | None = None
+    knows_steps = True
 
     def __init__(self, spec: HfRuntimeSpec, pair: PairSpec) -> None:
         transformers.logging.disable_progress_bar()
@@ -89,7 +91,7 @@ class HfRuntime:
         config = self._config.get_text_config()
         self.context_tokens: int = config.max_position_embeddings
         self.precision = pair.target.precision
-        self._eos_ids = self._read_eos_ids(config)
+        self._eos_ids = read_eos_ids(self._checkpoint, pair.target.revision, config)
         self.model: Any = None  # the transformers model, once ``load`` has read it
         self._target: CausalLmTarget | None = None
         self._costs: StepCosts | None = None
@@ -131,7 +133,7 @@ class HfRuntime:
         if isinstance(method, Choice):
             reasons = [HfRuntime.refusal(pair, draft) for draft in method.calls]
             if method.selection == "scorer":
-                reasons.append(_scorer_refusal(pair, method))
+                reasons.append(scorer_refusal(pair, method))
             return next((reason for reason in reasons if reason is not None), None)
         return None
 
@@ -188,6 +190,10 @@ class HfRuntime:
         stops = [self._stop_rule(request) for request in requests]
         return record_batch(self.model, requests, stops, layers, prompt_states)
 
+    def engine_settings(self, method: MethodSpec) -> dict[str, str]:
+        """The loop is choicespec's own."""
+        return {}
+
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""
         self.load()
@@ -240,13 +246,14 @@ class HfRuntime:
     def _stop_rule(self, request: Request) -> StopRule:
         return StopRule(self._eos_ids, request.max_new_tokens, request.stop, self.tokenizer.decode)
 
-    def _read_eos_ids(self, config: Any) -> list[int]:
-        try:
-            generation = GenerationConfig.from_pretrained(self._checkpoint, revision=self._pair.target.revision)
-            eos = generation.eos_token_id
-        except OSError:
-            eos = config.eos_token_id
-        return [eos] if isinstance(eos, int) else list(eos or ())
+
+def read_eos_ids(checkpoint: str, revision: str | None, config: Any) -> list[int]:
+    """The end-of-sequence tokens of a checkpoint: its generation configuration's, or else its configuration's."""
+    try:
+        eos = GenerationConfig.from_pretrained(checkpoint, revision=revision).eos_token_id
+    except OSError:
+        eos = config.eos_token_id
+    return [eos] if isinstance(eos, int) else list(eos or ())
 
 
 def scorer_of(pair: PairSpec) -> ScorerManifest:
@@ -260,7 +267,7 @@ def scorer_of(pair: PairSpec) -> ScorerManifest:
     return check_scorer(find_scorer(pair.scorer, identity), identity, pair.scorer.transfer)
 
 
-def _scorer_refusal(pair: PairSpec, method: Choice) -> str | None:
+def scorer_refusal(pair: PairSpec, method: Choice) -> str | None:
     """Why the pair's scorer cannot rank for a method, or None."""
     try:
         manifest = scorer_of(pair)

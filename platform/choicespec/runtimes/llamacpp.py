@@ -97,6 +97,8 @@ class LlamaCppRuntime:
         self._servers: dict[tuple[str, ...], LlamaCppServer] = {}
         self.tokenizer: Tokenizer = LlamaCppTokenizer(self._header, lambda path, body: self._plain().post(path, body))
         self.context_tokens = self._read_context()
+        self.warm_methods: int | None = None
+        self.knows_steps = False
         self.build = _read_build(self._program)
         self.precision = self._header.file_type
         self.device = _gpu_name() if pair.gpus else "cpu"
@@ -132,6 +134,10 @@ class LlamaCppRuntime:
         asked = {"prompt": request.prompt_ids, "n_predict": request.max_new_tokens, "stop": request.stop}
         answer = self._server(method).post("/completion", _GREEDY | asked | {"return_tokens": True})
         return trace_of(request, method, answer)
+
+    def engine_settings(self, method: MethodSpec) -> dict[str, str]:
+        """The flags of the method's server."""
+        return {"flags": " ".join([*self._common_flags(), *speculation_flags(self._pair, method)])}
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""

@@ -64,6 +64,8 @@ def _draft_flags(pair: PairSpec, target: GgufHeader, method: Draft) -> tuple[str
     drafter = pair.drafters.get(method.drafter)
     if drafter is None:
         raise _CannotBe(f"the pair has no drafter {method.drafter!r}; known: {', '.join(pair.drafters) or 'none'}")
+    if drafter.kind == "eagle3":
+        raise _CannotBe(f"it is told of no EAGLE-3 drafters, but drafter {method.drafter!r} is one")
     header, file = target, tuple[str, ...]()  # an MTP head may be the target's own
     if drafter.model is not None:
         header = read_header(locate_gguf(drafter.model))

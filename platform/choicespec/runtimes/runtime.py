@@ -15,6 +15,7 @@ RUNTIMES = {
     "hf": "choicespec.runtimes.hf:HfRuntime",
     "llamacpp": "choicespec.runtimes.llamacpp:LlamaCppRuntime",
     "scripted": "choicespec.runtimes.scripted:ScriptedRuntime",
+    "vllm": "choicespec.runtimes.vllm:VllmRuntime",
 }
 
 
@@ -26,6 +27,9 @@ class Runtime(Protocol):
         build: the runtime's own name and version.
         device: the hardware's name.
         precision: what the weights are stored and computed in.
+        warm_methods: the most methods that stay ready at a time; None is all of them. Beyond it, a method that was
+            asked for earlier has to be made ready again.
+        knows_steps: whether a trace's steps are what happened in each, rather than a total shared out.
     """
 
     tokenizer: Tokenizer
@@ -33,6 +37,8 @@ class Runtime(Protocol):
     build: str
     device: str
     precision: str
+    warm_methods: int | None
+    knows_steps: bool
 
     def load(self) -> None:
         """Load the weights, once; a second call does nothing.
@@ -52,6 +58,10 @@ class Runtime(Protocol):
         Raises:
             PromptTooLong: before the target runs.
         """
+        ...
+
+    def engine_settings(self, method: MethodSpec) -> dict[str, str]:
+        """What a runtime with a loop of its own was told, or has made of it, for a method; else nothing."""
         ...
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:

@@ -95,6 +95,8 @@ class ScriptedRuntime:
     context_tokens = 32768
     build = "scripted 1"
     device = "none"
+    warm_methods: int | None = None
+    knows_steps = True
 
     def __init__(self, spec: ScriptedRuntimeSpec, pair: PairSpec) -> None:
         self.tokenizer: Tokenizer = ByteTokenizer()
@@ -129,6 +131,10 @@ class ScriptedRuntime:
         found = trace(request, decode(self._target, proposer, request, stop))
         proposer.finish(request, found.output_ids)
         return found
+
+    def engine_settings(self, method: MethodSpec) -> dict[str, str]:
+        """The loop is choicespec's own."""
+        return {}
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """A table has no near-ties."""

@@ -156,6 +156,27 @@ class Draft(Frozen):
         return f"draft {self.drafter} k={self.num_draft_tokens}"
 
 
+class Suffix(Frozen):
+    """Suffix decoding: propose what followed the longest matching suffix, in this text and in earlier outputs.
+
+    Source: G. Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications" (2024).
+
+    Attributes:
+        num_draft_tokens: k, the most tokens proposed a step.
+    """
+
+    kind: Literal["suffix"] = "suffix"
+    num_draft_tokens: int = Field(default=16, ge=1)
+
+    @property
+    def drafts(self) -> bool:
+        return True
+
+    @property
+    def label(self) -> str:
+        return f"suffix k={self.num_draft_tokens}"
+
+
 def uses_scorer(method: "MethodSpec") -> bool:
     """Whether a method ranks with the pair's scorer."""
     return isinstance(method, Choice) and method.selection == "scorer"
@@ -166,4 +187,6 @@ def drafters_of(method: "MethodSpec") -> tuple[str, ...]:
     return (method.drafter,) if isinstance(method, Draft) else method.drafters if isinstance(method, Choice) else ()
 
 
-MethodSpec = Annotated[Autoregressive | Ngram | Choice | Draft | TransformersGenerate, Field(discriminator="kind")]
+MethodSpec = Annotated[
+    Autoregressive | Ngram | Suffix | Choice | Draft | TransformersGenerate, Field(discriminator="kind")
+]

@@ -49,13 +49,14 @@ class DrafterSpec(Frozen):
 
     Attributes:
         kind: ``draft_model``, a smaller model of the same vocabulary; ``mtp``, the target's next-token-prediction
-            layers; ``dflash`` and ``dflash2``, block drafters over the target's hidden states.
+            layers; ``dflash`` and ``dflash2``, block drafters over the target's hidden states; ``eagle3``, a layer
+            over them that drafts a token at a time.
         model: where it lies, as ``target.model``; None, for ``mtp`` alone, takes the layers in the target's own file.
         sha256: of the weights in a local folder; filled in when the experiment is read, so that a drafter that was
             trained anew is a new trial.
     """
 
-    kind: Literal["draft_model", "mtp", "dflash", "dflash2"]
+    kind: Literal["draft_model", "mtp", "dflash", "dflash2", "eagle3"]
     model: str | None = Field(default=None, min_length=1)
     sha256: str | None = None
 

@@ -41,4 +41,26 @@ class LlamaCppRuntimeSpec(Frozen):
     context_tokens: int | None = Field(default=None, ge=1)
 
 
-RuntimeSpec = Annotated[HfRuntimeSpec | LlamaCppRuntimeSpec | ScriptedRuntimeSpec, Field(discriminator="kind")]
+class VllmRuntimeSpec(Frozen):
+    """vLLM's engine and decoding loop, one engine a method.
+
+    Attributes:
+        threads: CPU threads of a pass, and the cores that a worker reserves.
+        context_tokens: prompt and output together; None is what the target was trained for.
+        kv_cache_gib: of each engine's KV cache, on each GPU.
+        concurrent_requests: the most requests that an engine decodes at a time.
+        engines: the most engines that are up at a time. Where a measurement compares more methods (plain decoding is
+            one), they take turns in blocks, ABAB, and an engine is started for each block.
+    """
+
+    kind: Literal["vllm"] = "vllm"
+    threads: int = Field(default=2, ge=1)
+    context_tokens: int | None = Field(default=None, ge=1)
+    kv_cache_gib: float = Field(default=1.0, gt=0.0)
+    concurrent_requests: int = Field(default=4, ge=1)
+    engines: int = Field(default=4, ge=1)
+
+
+RuntimeSpec = Annotated[
+    HfRuntimeSpec | LlamaCppRuntimeSpec | ScriptedRuntimeSpec | VllmRuntimeSpec, Field(discriminator="kind")
+]

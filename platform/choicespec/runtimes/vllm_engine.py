@@ -1,0 +1,226 @@
+"""A vLLM engine in a process of its own, which ends with its owner: when its standard input is closed.
+
+    python -P -m choicespec.runtimes.vllm_engine
+
+The owner sends an ``EngineSpec``, then the names and arguments of ``Engine``'s methods, and gets an answer to each. The
+engine's core runs in this process, so that a call of ``step`` is one step of vLLM's loop, and steps are counted here.
+"""
+
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import count
+from time import perf_counter
+from typing import IO, Any
+
+from transformers import AutoTokenizer
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from choicespec.decoding.step_cost import measure_step_costs
+from choicespec.decoding.stopping import StopRule
+from choicespec.errors import ChoiceSpecError
+from choicespec.records import Document, Request, Trace
+from choicespec.runtimes import vllm_proposer
+from choicespec.runtimes.hf import HfTokenizer
+from choicespec.runtimes.vllm_methods import EngineSpec
+from choicespec.runtimes.vllm_steps import Drafted, RunningRequest
+
+_CALIBRATION_CONTEXT_TOKENS = 400
+
+
+class Engine:
+    """One engine: one target, one way of drafting.
+
+    Args:
+        spec: what the owner asks for.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**spec.arguments))
+        self._core: Any = self._llm.engine_core.engine_core  # type: ignore[attr-defined]  # it is in this process
+        self._numbers = count()
+        if spec.choice is not None:
+            self._on_workers(vllm_proposer.attach)
+            if spec.choice.min_survival is None:
+                self._calibrate(spec.choice.block_length)
+
+    def facts(self) -> dict[str, str]:
+        """What the engine has made of its settings."""
+        config = self._llm.vllm_config
+        blocks = config.cache_config.num_gpu_blocks or 0
+        speculation = config.speculative_config
+        return {
+            "executor": str(config.parallel_config.distributed_executor_backend),
+            "v2_runner": str(config.use_v2_model_runner),
+            "cuda_graphs": str(not config.model_config.enforce_eager),
+            "quantization": str(config.model_config.quantization),
+            "tensor_parallel": str(config.parallel_config.tensor_parallel_size),
+            "kv_cache_tokens": str(blocks * config.cache_config.block_size),
+            "concurrent_requests": str(config.scheduler_config.max_num_seqs),
+            "speculation": "none" if speculation is None else repr(speculation),
+        }
+
+    def generate(self, requests: Sequence[Request]) -> list[Trace]:
+        """Decode requests greedily, as many at a time as the engine takes."""
+        running = {}
+        for request in requests:
+            number = str(next(self._numbers))
+            internal_id = self._add(number, request, self._greedy(request))
+            running[number] = RunningRequest(request, internal_id, self._stop_rule(request))
+        traces = {}
+        while running:
+            drafts = {number: self._draft_of(one.internal_id) for number, one in running.items()}
+            outputs = self._llm.step()
+            ended_s = perf_counter()
+            for output in outputs:
+                number = output.request_id
+                one = running[number]
+                one.take(output.outputs[0].token_ids, drafts[number], ended_s)  # type: ignore[union-attr]
+                if one.finish_reason is not None:
+                    if not output.finished:  # it ends at a stop string, which vLLM was not told of
+                        self._llm.abort_request([number])
+                    traces[number] = one.trace(self._spec.source, self._drafted(one))
+                    del running[number]
+        return [traces[number] for number in sorted(traces, key=int)]
+
+    def top2_margin(self, token_ids: Sequence[int]) -> float:
+        """The target's largest logit minus its second largest after ``token_ids``."""
+        params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=2, detokenize=False, ignore_eos=True)
+        self._add(str(next(self._numbers)), Request("margin", tuple(token_ids), 1), params)
+        (output,) = self._llm.step()
+        (found,) = output.outputs[0].logprobs  # type: ignore[union-attr,misc]
+        second, first = sorted(one.logprob for one in found.values())[-2:]
+        return float(first - second)
+
+    def use_repository(self, documents: Sequence[Document]) -> None:
+        """Start a task: the proposer may look into its documents, and forgets what it learnt from the last task."""
+        self._on_workers(vllm_proposer.use_repository, list(documents))
+
+    def close(self) -> None:
+        """Stop the executor's processes, where it has some."""
+        self._core.shutdown()
+
+    def _add(self, number: str, request: Request, params: SamplingParams) -> str:
+        """The engine's own name of a request that it now has."""
+        return self._llm.add_request(number, {"prompt_token_ids": list(request.prompt_ids)}, params)
+
+    def _greedy(self, request: Request) -> SamplingParams:
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=request.max_new_tokens,
+            ignore_eos=True,  # the checkpoint's own end-of-sequence tokens are the stop tokens, on every runtime
+            stop_token_ids=list(self._spec.eos_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=vllm_proposer.request_arguments(request) if self._spec.choice is not None else None,
+        )
+
+    def _draft_of(self, internal_id: str) -> list[int]:
+        """The draft that the next step verifies."""
+        return list(self._core.scheduler.requests[internal_id].spec_token_ids)
+
+    def _drafted(self, one: RunningRequest) -> list[Drafted]:
+        """End a request for the proposer, and get what it says of its drafts."""
+        if self._spec.choice is None:
+            return []
+        found: list[Drafted] = self._on_workers(vllm_proposer.finish, one.internal_id, tuple(one.output_ids))
+        return found
+
+    def _calibrate(self, block_length: int) -> None:
+        """Measure what verifications cost, of one request alone and of as many as the engine takes."""
+        most = self._llm.vllm_config.scheduler_config.max_num_seqs
+        context_tokens = min(_CALIBRATION_CONTEXT_TOKENS, self._llm.vllm_config.model_config.max_model_len // 2)
+        costs = []
+        for requests in (1, most):
+            target = _ForcedDrafts(self, requests)
+            costs.append(measure_step_costs(target, block_length + 1, context_tokens))
+            target.end()
+        self._on_workers(vllm_proposer.use_step_costs, costs[0], costs[1], most)
+
+    def _on_workers(self, function: Any, *values: object) -> Any:
+        """Call a function of the engine's workers on each of them; the first one's answer."""
+        return self._core.model_executor.collective_rpc(function, args=values)[0]
+
+    def _stop_rule(self, request: Request) -> StopRule:
+        return StopRule(self._spec.eos_ids, request.max_new_tokens, request.stop, self._decode)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    @cached_property
+    def _tokenizer(self) -> HfTokenizer:
+        arguments = self._spec.arguments
+        return HfTokenizer(AutoTokenizer.from_pretrained(arguments["model"], revision=arguments["revision"]))
+
+
+class _ForcedDrafts:
+    """The engine as a target whose drafts are given: some requests at a time, alike. For measuring what steps cost."""
+
+    def __init__(self, engine: Engine, requests: int) -> None:
+        self._engine, self._requests = engine, requests
+        self._ids: dict[str, str] = {}
+
+    def prefill(self, prompt_ids: Sequence[int]) -> int:
+        """See ``Target.prefill``; the first token is not looked at."""
+        engine = self._engine
+        longest = engine._llm.vllm_config.model_config.max_model_len - len(prompt_ids)
+        params = SamplingParams(temperature=0.0, max_tokens=longest, ignore_eos=True, detokenize=False)
+        for _ in range(self._requests):
+            number = str(next(engine._numbers))
+            self._ids[number] = engine._add(number, Request(number, tuple(prompt_ids), longest), params)
+        started: set[str] = set()
+        while len(started) < self._requests:
+            started |= {output.request_id for output in engine._llm.step()}
+        return 0
+
+    def verify(self, block_ids: Sequence[int]) -> list[int]:
+        """See ``Target.verify``; one such block for each of the requests, and what is accepted is kept."""
+        for internal_id in self._ids.values():
+            self._engine._core.scheduler.requests[internal_id].spec_token_ids = list(block_ids[1:])
+        self._engine._llm.step()
+        return []
+
+    def keep(self, num_tokens: int) -> None:
+        """See ``Target.keep``; the engine rolls back by itself."""
+
+    def end(self) -> None:
+        """Take the requests out of the engine."""
+        self._engine._llm.abort_request(list(self._ids))
+
+
+def main() -> None:
+    """Serve until standard input is closed."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what vLLM prints belongs into the log
+    asked = os.fdopen(os.dup(0), "rb")
+    engine = Engine(pickle.load(asked))
+    _reply(replies, engine.facts())
+    for what, values in _messages(asked):
+        try:
+            answer = getattr(engine, what)(*values)
+        except ChoiceSpecError as error:
+            answer = error
+        _reply(replies, answer)
+    engine.close()
+
+
+def _messages(asked: IO[bytes]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    while True:
+        try:
+            yield pickle.load(asked)
+        except EOFError:
+            return
+
+
+def _reply(replies: IO[bytes], answer: object) -> None:
+    pickle.dump(answer, replies)
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()

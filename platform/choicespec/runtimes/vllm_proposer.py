@@ -1,0 +1,237 @@
+"""ChoiceSpec inside vLLM: a proposer class that vLLM's model runner makes and asks after each step.
+
+It is the hf runtime's: the same candidate sets, stores and ranker (``drafters.registry``). What is vLLM's own is found
+here: which request a row of the batch is, its tokens, and the target's hidden states, which vLLM does not hand out. The
+functions at the end are run on the engine's workers.
+
+Shapes: T tokens of a step, of all requests, one request's after the other's; H hidden size.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+from typing import Any, NoReturn
+
+import torch
+from transformers import AutoTokenizer
+
+from choicespec.decoding.step_cost import BatchCosts, StepCosts
+from choicespec.drafters.choice import ChoiceDrafter
+from choicespec.drafters.registry import Proposers, TargetSide
+from choicespec.records import Document, Request
+from choicespec.runtimes.checkpoints import identify, input_embedding
+from choicespec.runtimes.hf import HfTokenizer
+from choicespec.runtimes.vllm_methods import SETTINGS, loses_state
+from choicespec.runtimes.vllm_steps import Drafted
+from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
+from choicespec.scorer.ranker import ScorerRanker
+from choicespec.spec.method import Choice, Draft
+from choicespec.spec.pair import PairSpec
+
+_GUARD = "guard"
+
+
+class _Live:
+    """A request that has not finished: its own view of the proposer, and its tokens so far."""
+
+    def __init__(self, request: Request, drafter: ChoiceDrafter) -> None:
+        self.request, self.drafter = request, drafter
+        self.token_ids: list[int] = []
+        self.drafted: list[Drafted] = []
+
+
+class ChoiceProposer:
+    """Proposes for every request of a batch, each with a view of its own over shared stores.
+
+    vLLM's protocol for ``method: custom_class``: it makes one from its configuration, loads the target, and calls
+    ``propose`` after each step. What is asked for stands in ``additional_config`` (see ``vllm_methods``).
+
+    Args:
+        vllm_config: the engine's configuration.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        asked = vllm_config.additional_config[SETTINGS]
+        self._pair = PairSpec.model_validate(asked["pair"])
+        self._method = Choice.model_validate(asked["method"])
+        self._most = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._model_config = vllm_config.model_config
+        self._most_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
+        checkpoint = self._model_config.model
+        self._tokenizer = HfTokenizer(AutoTokenizer.from_pretrained(checkpoint, revision=self._pair.target.revision))
+        # A known fault of such targets: a step without a draft, after accepted ones, leaves their state wrong.
+        self._never_empty = loses_state(self._model_config.hf_config.to_dict())
+        self._runner: Any = None
+        self._costs: BatchCosts | None = None
+        self._ranker: ScorerRanker | None = None
+        self._states_TH: dict[int, torch.Tensor] = {}
+        self._row = 0  # of the states: the last token before the anchor, of the request that is proposed for
+        self._live: dict[str, _Live] = {}
+        self.use_repository(())
+
+    def load_model(self, model: torch.nn.Module) -> None:
+        """Once the target has its weights: watch the layers that the scorer reads.
+
+        Raises:
+            ScorerError: it is missing, broken or for another target.
+        """
+        if self._method.selection != "scorer":
+            return
+        checkpoint, target = self._model_config.model, self._pair.target
+        identity = identify(checkpoint, target)
+        folder = find_scorer(self._pair.scorer, identity)
+        manifest = check_scorer(folder, identity, self._pair.scorer.transfer)
+        embedding = input_embedding(checkpoint, target.revision).to(self._model_config.dtype)
+        layers = _decoder_layers(model)
+        shape = (self._most_tokens, identity.hidden_size)
+        for layer in manifest.layers:
+            self._states_TH[layer] = torch.zeros(shape, dtype=self._model_config.dtype, device=_device(model))
+            layers[layer - 1].register_forward_hook(_keep(self._states_TH[layer]))
+        scorer = load_scorer(folder, manifest, lambda token_ids: embedding[token_ids].float())
+        self._ranker = ScorerRanker(scorer, lambda layer: self._states_TH[layer][self._row])
+
+    def attach(self, runner: Any) -> None:
+        """Know the model runner, which knows the requests behind the batch's rows."""
+        self._runner = runner
+
+    def use_step_costs(self, costs: BatchCosts) -> None:
+        """Know what verifications cost."""
+        self._costs = costs
+
+    def use_repository(self, documents: Iterable[Document]) -> None:
+        """Start a task with fresh stores."""
+        side = TargetSide(self._tokenizer.encode, self._step_costs, self._scorer, _no_drafter)
+        self._proposers = Proposers(side, lambda: documents)
+        self._live.clear()
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """A draft for each row of the batch, of at most k tokens.
+
+        Args:
+            sampled_token_ids: what the step has settled of each request; empty where its prompt is not yet done.
+            num_tokens_no_spec: tokens of each request, those just settled included.
+            token_ids_cpu: of each request, its tokens.
+            slot_mappings: of the cache; not needed.
+        """
+        if self._runner is None:
+            return [[] for _ in sampled_token_ids]
+        for gone in self._live.keys() - self._runner.requests.keys():
+            del self._live[gone]  # aborted; a request that was preempted is still there
+        if self._costs is not None:
+            self._costs.requests = max(1, sum(1 for sampled in sampled_token_ids if sampled))
+        return [
+            self._draft(row, sampled, token_ids_cpu[row, : num_tokens_no_spec[row]]) if sampled else []
+            for row, sampled in enumerate(sampled_token_ids)
+        ]
+
+    def finish(self, request_id: str, output_ids: Sequence[int]) -> list[Drafted]:
+        """End a request and learn from its output; what was said of its drafts."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return []
+        live.drafter.finish(live.request, output_ids)
+        return live.drafted
+
+    def _draft(self, row: int, sampled: Sequence[int], text: Any) -> list[int]:
+        request_id = self._runner.input_batch.req_ids[row]
+        params = self._runner.requests[request_id].sampling_params
+        if not (params.extra_args and SETTINGS in params.extra_args):
+            return []  # not a request of ours
+        started = perf_counter()
+        live = self._live.get(request_id) or self._begin(request_id)
+        live.token_ids += text[len(live.token_ids) :].tolist()
+        limit = len(live.request.prompt_ids) + live.request.max_new_tokens - len(live.token_ids) - 1
+        if limit <= 0 or not set(sampled).isdisjoint(params.stop_token_ids):
+            return []  # the output ends here
+        batch, starts = self._runner.input_batch, self._runner.query_start_loc.np
+        self._row = int(starts[row] + len(live.token_ids) - 2 - batch.num_computed_tokens_cpu[row])
+        draft = live.drafter.propose(live.token_ids, min(limit, self._most))
+        token_ids, source = list(draft.token_ids), draft.source
+        if not token_ids and self._never_empty:
+            token_ids, source = [live.token_ids[-1]], _GUARD
+        live.drafted.append(Drafted(source, (perf_counter() - started) * 1e3))
+        return token_ids
+
+    def _begin(self, request_id: str) -> _Live:
+        state = self._runner.requests[request_id]
+        params = state.sampling_params
+        asked = params.extra_args[SETTINGS]
+        request = Request(
+            asked["request_id"],
+            tuple(state.prompt_token_ids),
+            params.max_tokens,
+            tools=tuple(asked["tools"]),
+            document=asked["document"],
+        )
+        first = self._proposers.of(self._method)
+        assert isinstance(first, ChoiceDrafter)
+        live = self._live[request_id] = _Live(request, first.beside())
+        live.drafter.begin(request)
+        return live
+
+    def _step_costs(self) -> BatchCosts:
+        assert self._costs is not None, "they are measured before the first request"
+        return self._costs
+
+    def _scorer(self) -> ScorerRanker:
+        assert self._ranker is not None, "it is read with the target's weights"
+        return self._ranker
+
+
+def _no_drafter(method: Draft) -> NoReturn:
+    raise AssertionError("methods with drafters are refused before an engine starts")
+
+
+def request_arguments(request: Request) -> dict[str, Any]:
+    """What a request tells the proposer through vLLM's ``extra_args``."""
+    return {SETTINGS: {"request_id": request.request_id, "tools": list(request.tools), "document": request.document}}
+
+
+def attach(worker: Any) -> None:
+    """On a worker: let the proposer know its model runner."""
+    worker.model_runner.drafter.attach(worker.model_runner)
+
+
+def use_step_costs(worker: Any, one: StepCosts, full: StepCosts, most: int) -> None:
+    """On a worker: see ``BatchCosts``."""
+    worker.model_runner.drafter.use_step_costs(BatchCosts(one, full, most))
+
+
+def use_repository(worker: Any, documents: Sequence[Document]) -> None:
+    """On a worker: see ``ChoiceProposer.use_repository``."""
+    worker.model_runner.drafter.use_repository(documents)
+
+
+def finish(worker: Any, request_id: str, output_ids: Sequence[int]) -> list[Drafted]:
+    """On a worker: see ``ChoiceProposer.finish``."""
+    found: list[Drafted] = worker.model_runner.drafter.finish(request_id, output_ids)
+    return found
+
+
+def _keep(states_TH: torch.Tensor) -> Callable[..., None]:
+    """A hook that copies a layer's output: in place, so that a CUDA graph which replays the layer copies it too.
+
+    vLLM's layers return their output and the residual apart; their sum is what the hf runtime reads.
+    """
+
+    def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        hidden_TH = output[0] + output[1] if isinstance(output, tuple) else output
+        states_TH[: hidden_TH.shape[0]].copy_(hidden_TH)
+
+    return hook
+
+
+def _decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
+    for name, module in model.named_modules():
+        if name.endswith("layers") and isinstance(module, torch.nn.ModuleList):
+            return module
+    raise ValueError(f"{type(model).__name__} has no list of decoder layers to read hidden states from")
+
+
+def _device(model: torch.nn.Module) -> torch.device:
+    return next(model.parameters()).device
