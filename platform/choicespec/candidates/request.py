@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 
 from choicespec.candidates.schemas import answer_texts
 from choicespec.candidates.sets import Candidate, CandidateSets
@@ -29,7 +30,7 @@ class RequestCandidates:
     ) -> None:
         self._encode = encode
         self._outputs = Store(MOST_OUTPUT_TOKENS)
-        self._new_sets = lambda: CandidateSets(block_length, num_candidates, repository, self._outputs)
+        self._new_sets = partial(CandidateSets, block_length, num_candidates, repository, self._outputs)
         self._sets = self._new_sets()
 
     def beside(self) -> "RequestCandidates":
