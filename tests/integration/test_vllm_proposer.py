@@ -1,6 +1,6 @@
 """ChoiceSpec's proposer at the seam to vLLM's model runner: rows, requests that come and go, hidden states."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +42,7 @@ class Runner:
         )
         self.requests[name] = SimpleNamespace(sampling_params=params, prompt_token_ids=list(request.prompt_ids))
 
-    def step(self, proposer: ChoiceProposer, texts: dict[str, Sequence[int]], new: int = 1) -> list[list[int]]:
+    def step(self, proposer: ChoiceProposer, texts: Mapping[str, Sequence[int]], new: int = 1) -> list[list[int]]:
         """Propose for a batch of requests, each with its tokens so far, of which the last ``new`` were just settled."""
         self.input_batch.req_ids = list(texts)
         tokens = np.zeros((len(texts), 256), np.int32)

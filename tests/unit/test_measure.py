@@ -139,7 +139,7 @@ class TwoAtATime(Recording):
 def test_methods_that_do_not_fit_side_by_side_take_turns_in_blocks() -> None:
     """Fails if an engine is started for every request, the first of a block is cold, or results depend on the order."""
     runtime = TwoAtATime()
-    methods = [Autoregressive(), Ngram(), Ngram(num_draft_tokens=4)]
+    methods: list[MethodSpec] = [Autoregressive(), Ngram(), Ngram(num_draft_tokens=4)]
     found = measured(runtime, *methods)
     assert [one.match.value for one in found] == [1, 1, 1]
     assert [one.match.n for one in found] == [6, 6, 6]

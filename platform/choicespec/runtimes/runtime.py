@@ -25,20 +25,27 @@ class Runtime(Protocol):
     Attributes:
         context_tokens: the most tokens, prompt and output together, of one request.
         build: the runtime's own name and version.
-        device: the hardware's name.
         precision: what the weights are stored and computed in.
         warm_methods: the most methods that stay ready at a time; None is all of them. Beyond it, a method that was
             asked for earlier has to be made ready again.
         knows_steps: whether a trace's steps are what happened in each, rather than a total shared out.
     """
 
-    tokenizer: Tokenizer
     context_tokens: int
     build: str
-    device: str
     precision: str
     warm_methods: int | None
     knows_steps: bool
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """The hardware's name."""
+        ...
 
     def load(self) -> None:
         """Load the weights, once; a second call does nothing.

@@ -42,7 +42,7 @@ class Engine:
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._llm = LLMEngine.from_engine_args(EngineArgs(**spec.arguments))
-        self._core: Any = self._llm.engine_core.engine_core  # type: ignore[attr-defined]  # it is in this process
+        self._core: Any = self._llm.engine_core.engine_core  # it is in this process
         self._numbers = count()
         if spec.choice is not None:
             self._on_workers(vllm_proposer.attach)
@@ -80,7 +80,7 @@ class Engine:
             for output in outputs:
                 number = output.request_id
                 one = running[number]
-                one.take(output.outputs[0].token_ids, drafts[number], ended_s)  # type: ignore[union-attr]
+                one.take(output.outputs[0].token_ids, drafts[number], ended_s)
                 if one.finish_reason is not None:
                     if not output.finished:  # it ends at a stop string, which vLLM was not told of
                         self._llm.abort_request([number])
@@ -93,7 +93,7 @@ class Engine:
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=2, detokenize=False, ignore_eos=True)
         self._add(str(next(self._numbers)), Request("margin", tuple(token_ids), 1), params)
         (output,) = self._llm.step()
-        (found,) = output.outputs[0].logprobs  # type: ignore[union-attr,misc]
+        (found,) = output.outputs[0].logprobs
         second, first = sorted(one.logprob for one in found.values())[-2:]
         return float(first - second)
 
@@ -107,7 +107,8 @@ class Engine:
 
     def _add(self, number: str, request: Request, params: SamplingParams) -> str:
         """The engine's own name of a request that it now has."""
-        return self._llm.add_request(number, {"prompt_token_ids": list(request.prompt_ids)}, params)
+        internal_id: str = self._llm.add_request(number, {"prompt_token_ids": list(request.prompt_ids)}, params)
+        return internal_id
 
     def _greedy(self, request: Request) -> SamplingParams:
         return SamplingParams(
