@@ -10,7 +10,7 @@ from choicespec.decoding.step_cost import StepCosts, best_length
 from choicespec.records import Proposal, Request
 
 _NOTHING = Proposal((), "")
-_REMEMBERED = 0.95  # of the running rate, a step
+REMEMBERED = 0.95  # of the running rate, a step
 
 
 class Ranker(Protocol):
@@ -69,8 +69,8 @@ class ByCost:
     def length(self, survival: Sequence[float]) -> int:
         """See ``LengthRule.length``."""
         length = best_length(survival, self._costs, self._tokens / self._ms)
-        self._tokens = _REMEMBERED * self._tokens + 1 + sum(survival[:length])
-        self._ms = _REMEMBERED * self._ms + self._costs.of(length + 1)
+        self._tokens = REMEMBERED * self._tokens + 1 + sum(survival[:length])
+        self._ms = REMEMBERED * self._ms + self._costs.of(length + 1)
         return length
 
 

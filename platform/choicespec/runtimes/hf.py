@@ -13,7 +13,7 @@ from choicespec.decoding.batched import record_batch
 from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.small_blocks import use_small_blocks
-from choicespec.decoding.step_cost import StepCosts, measure_step_costs
+from choicespec.decoding.step_cost import StepCosts, measure_step_costs, time_verifications
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
 from choicespec.errors import CheckpointError, PromptTooLong, ScorerError, TaskDataError, Unsupported
@@ -24,7 +24,7 @@ from choicespec.runtimes.hf_generate import generate_with_transformers
 from choicespec.runtimes.quantized import round_weights
 from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
-from choicespec.spec.method import Choice, MethodSpec, TransformersGenerate
+from choicespec.spec.method import ONLY_REPLAYED, Choice, MethodSpec, TransformersGenerate, is_oracle
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.tasks.tokenizer import Message, Tool
@@ -114,6 +114,8 @@ class HfRuntime:
             return "it computes in torch's types, not in a GGUF's; set target.dtype: float32"
         if method.kind not in PROPOSERS and not isinstance(method, TransformersGenerate):
             return "it has no proposer of that kind"
+        if is_oracle(method):
+            return ONLY_REPLAYED
         if isinstance(method, Choice) and method.selection == "scorer":
             return _scorer_refusal(pair, method)
         return None
@@ -172,6 +174,16 @@ class HfRuntime:
         self.load()
         assert self._target is not None
         return self._target.top2_margin(token_ids)
+
+    def time_verifications(self, sizes: Sequence[int], context_tokens: int, rounds: int) -> list[tuple[float, ...]]:
+        """See ``decoding.step_cost.time_verifications``."""
+        self.load()
+        assert self._target is not None
+        return time_verifications(self._target, sizes, context_tokens, rounds)
+
+    def use_step_costs(self, costs: StepCosts) -> None:
+        """Let methods made from now on decide by these costs, such as a recording's, instead of measuring them."""
+        self._costs = costs
 
     def _step_costs(self) -> StepCosts:
         """Measured once, by the first method that asks."""

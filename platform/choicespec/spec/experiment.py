@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -15,6 +15,7 @@ from choicespec.spec.frozen import Frozen
 from choicespec.spec.method import MethodSpec
 from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
+from choicespec.spec.search import SearchSpec, Value, changed
 from choicespec.spec.task import ChatLog, TaskSpec
 from choicespec.spec.training import ScorerTraining
 
@@ -56,7 +57,7 @@ class Matrix(Frozen):
 
 
 class ExperimentSpec(Frozen):
-    """What ``jobs.bench`` measures, and what ``jobs.train`` trains for it.
+    """What ``jobs.bench`` measures, and what ``jobs.train`` trains and ``jobs.tune`` searches for it.
 
     Every axis is a dictionary from a name to its specification.
     """
@@ -68,6 +69,7 @@ class ExperimentSpec(Frozen):
     methods: dict[str, MethodSpec] = Field(min_length=1)
     matrix: tuple[Matrix, ...] = Field(default=(Matrix(),), min_length=1)
     scorer: ScorerTraining | None = None
+    search: SearchSpec | None = None
 
     @model_validator(mode="after")
     def _matrix_names_exist(self) -> Self:
@@ -83,6 +85,43 @@ class ExperimentSpec(Frozen):
             _known([self.scorer.runtime], self.runtimes, "scorer.runtime")
             _known(self.scorer.train_limits, self.tasks, "scorer.train_limits")
         return self
+
+    @model_validator(mode="after")
+    def _search_names_exist(self) -> Self:
+        search = self.search
+        if search is None:
+            return self
+        _known([search.pair], self.pairs, "search.pair")
+        _known([search.runtime], self.runtimes, "search.runtime")
+        _known([*search.tasks, *search.tasks.values()], self.tasks, "search.tasks")
+        _known(search.starts, self.methods, "search.default and search.spaces")
+        for name, held_out in search.tasks.items():
+            _check_held_out(f"search.tasks.{name}", self.tasks[name], self.tasks[held_out])
+        for name, space in search.spaces.items():
+            for changes in space.borders():
+                self.setting(next(iter(search.tasks)), space.start, changes)
+        return self
+
+    def setting(self, task: str, method: str, changes: Mapping[str, Value]) -> TrialSpec:
+        """A trial of the search: a method of the experiment with values changed at dotted paths.
+
+        Raises:
+            ValueError: a path that a trial does not have, or a value that cannot stand there.
+        """
+        assert self.search is not None, "an experiment without a search has no settings"
+        trial = TrialSpec(
+            pair=self.pairs[self.search.pair],
+            runtime=self.runtimes[self.search.runtime],
+            task=self.tasks[task],
+            method=self.methods[method],
+        )
+        try:
+            return TrialSpec.model_validate(changed(trial.model_dump(), changes))
+        except KeyError as error:
+            raise ValueError(f"search: {', '.join(changes)}: a {method!r} trial has no field {error}") from None
+        except ValidationError as error:
+            said = "; ".join(e["msg"].removeprefix("Value error, ") for e in error.errors())
+            raise ValueError(f"search: {method!r} with {dict(changes)}: {said}") from None
 
     def fingerprint(self) -> str:
         """The identity of the whole, narrowed as it is."""
@@ -123,11 +162,24 @@ class ExperimentSpec(Frozen):
                 if block[axis] is not None:
                     block[axis] = tuple(name for name in block[axis] if name in names)
         content["matrix"] = tuple(b for b in content["matrix"] if all(b[axis] != () for axis in AXES))
-        content["scorer"] = None  # what is trained for the whole is not what is measured of it
+        content["scorer"] = content["search"] = None  # what is found for the whole is not what is measured of it
         if limit is not None:
             for task in content["tasks"].values():
                 task["limit"] = limit
         return parse_experiment(content, "the command line")
+
+
+def _check_held_out(where: str, searched: TaskSpec, held_out: TaskSpec) -> None:
+    """Nothing is confirmed on prompts that it was chosen by."""
+    one, other = (task.model_dump(exclude={"limit", "skip"}) for task in (searched, held_out))
+    split, other_split = one.pop("split"), other.pop("split")
+    if one != other:
+        raise ValueError(f"{where}: it and the task it is confirmed on must differ in split, skip and limit only")
+    if split == other_split and held_out.skip < searched.skip + searched.limit:
+        raise ValueError(
+            f"{where}: it and the task it is confirmed on take the same prompts of split {split!r}; give the latter "
+            f"split: test, or skip: {searched.skip + searched.limit}"
+        )
 
 
 def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:
