@@ -106,8 +106,8 @@ def record_costs(pair: RecordedPair, task: TaskSpec, again: bool = False) -> Non
     """Measure the pair's costs where they are missing; Ray is connected."""
     if again or not pair.costs_file.exists():
         say(f"what a step costs: {pair.pair.label}")
-        scores = pair.scorer is not None
-        costs = measure_on_worker(pair.pair, pair.runtime, task, scores, PLACEMENT_TIMEOUT_S)
+        length = min(pair.scorer.block_length, Choice().block_length) if pair.scorer is not None else None
+        costs = measure_on_worker(pair.pair, pair.runtime, task, length, PLACEMENT_TIMEOUT_S)
         costs.save(pair.costs_file)
     console.print(cost_table(pair.costs(), pair.pair.label))
 

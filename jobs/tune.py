@@ -1,7 +1,7 @@
 """Search an experiment's settings: ``python -m jobs.tune NAME``, here or under ``ray job submit``.
 
-Thousands of settings are replayed on recorded outputs; the best few race live, beside the methods as they are; the winner is
-confirmed on held-out prompts. On a runtime whose loop cannot be recorded, the live stage works alone.
+Thousands of settings are replayed on recorded outputs; the best few race live, beside the methods as they are; the
+winner is confirmed on held-out prompts. On a runtime whose loop cannot be recorded, the live stage works alone.
 """
 
 import argparse
@@ -9,7 +9,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from time import monotonic
 
 import pyarrow as pa
@@ -20,7 +19,6 @@ from choicespec.cluster.search import Wide, run_sweep
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.errors import ChoiceSpecError, SpecError, TrackingError
 from choicespec.measuring.race import rate_ratio
-from choicespec.measuring.measure import TrialResult
 from choicespec.records import Measurement
 from choicespec.replay.recorded import RecordedPair
 from choicespec.replay.simulate import Replay, Replayed
@@ -185,7 +183,7 @@ class Search:
         trials = dict(self._starts)
         self._measure(list(trials.values()), self._live, race=False)
         settings = Settings(self._experiment, self._task, self._spec.live, self._spec.seed)
-        while len(trials) < self._spec.live:
+        for _ in range(self._spec.live):  # some settings may be known already, or none at all
             asked = [settings.ask() for _ in range(min(_PER_ROUND, self._spec.live - len(trials)))]
             named = [self._named(one.space, one.changes) if one.trial is not None else None for one in asked]
             trials |= dict(one for one in named if one is not None)
@@ -193,6 +191,8 @@ class Search:
             for one in asked:
                 measured = self._live.find(one.trial) if one.trial is not None else None
                 settings.tell(one, self._worth(measured) if measured is not None else None)
+            if len(trials) == self._spec.live:
+                break
         return trials
 
     def _measure(self, trials: Sequence[TrialSpec], results: ResultsFolder, race: bool) -> None:
@@ -231,7 +231,7 @@ class Search:
             return []
         values = [_objectives(self._spec, one.measured) for one in found]
         return [
-            one.trial for one, own in zip(found, values, strict=True) if not any(map(lambda o: _beats(o, own), values))
+            one.trial for one, own in zip(found, values, strict=True) if not any(_beats(other, own) for other in values)
         ]
 
     def _confirm(self, eligible: Sequence[Finalist]) -> list[Margin]:

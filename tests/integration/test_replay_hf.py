@@ -1,14 +1,9 @@
 """A replay of recorded outputs against the live loop on the embedded default: the same steps, request by request."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from choicespec.decoding.step_cost import StepCosts
-from choicespec.errors import RecordingError
-from choicespec.measuring.cost import Costs, load_costs, measure_costs
 from choicespec.measuring.measure import TrialResult, measure
 from choicespec.recordings import RecordingManifest, pack
 from choicespec.replay.drafts import RecordedDrafts
@@ -21,9 +16,9 @@ from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import ToolCall
 from choicespec.tasks.prompts import open_task
-from unit.test_replay import assert_same_steps
+from unit.test_replay import assert_all_same, costs_of
 
-TASK = ToolCall(limit=3, max_new_tokens=24, categories=("simple_python",))
+TASK = ToolCall(limit=2, max_new_tokens=14, categories=("simple_python",))
 METHODS: tuple[MethodSpec, ...] = (
     Autoregressive(),
     Ngram(num_draft_tokens=6, min_ngram=2, max_ngram=4),
@@ -31,20 +26,19 @@ METHODS: tuple[MethodSpec, ...] = (
     Choice(selection="scorer"),
     Choice(selection="scorer", block_length=4, num_candidates=3, min_survival=0.2),
 )
-COSTS = StepCosts((1, 5, 9, 17, 64), (20.0, 24.0, 28.0, 40.0, 160.0))
+COSTS = costs_of(StepCosts((1, 5, 9, 17, 64), (20.0, 24.0, 28.0, 40.0, 160.0)))
 
 
 class Compared(NamedTuple):
     """A recording, and what the live loop did on the same requests."""
 
     pair: RecordedPair
-    costs: Costs
     results: list[TrialResult]
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
-    """Three tool calls."""
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    """Two tool calls."""
     runtime_spec, pair_spec = HfRuntimeSpec(threads=2), PairSpec(target=TargetSpec(model="smollm2"))
     pair = RecordedPair(tmp_path_factory.mktemp("recordings"), runtime_spec, pair_spec)
     prompts = open_task(TASK).prompts(pair.opened.tokenizer, pair.opened.context_tokens)
@@ -54,21 +48,19 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
         RecordingManifest(target=pair.opened.identity, task=TASK, layers=pair.layers, chunks=(ids,), request_ids=ids)
     )
     folder.add(0, pack(pair.opened.record(prompts.requests, pair.layers)))
-    costs = measure_costs(pair.opened, prompts.requests[:2], threads=2, scores=True)
-    pair.opened.use_step_costs(costs.step_costs)
+    pair.opened.use_step_costs(COSTS.step_costs)
     pair.opened.use_repository(prompts.repository)
     trials = [TrialSpec(pair=pair_spec, runtime=runtime_spec, task=TASK, method=method) for method in METHODS]
     results = [event for event in measure(pair.opened, trials, prompts) if isinstance(event, TrialResult)]
     assert all(result.measurement.match.value == 1 for result in results)
-    yield Compared(pair, costs, results)
+    return Compared(pair, results)
 
 
 def test_every_method_takes_the_steps_of_the_live_loop(compared: Compared) -> None:
     """Fails if anything that decides a step differs from the live loop's: candidates, hidden states, what was learnt,
     or how much is verified at these costs."""
-    found = Replay(compared.pair.drafts(TASK), compared.costs).of(METHODS)
-    for one, result in zip(found, compared.results, strict=True):
-        assert_same_steps(one, result)
+    found = Replay(compared.pair.drafts(TASK), COSTS).of(METHODS)
+    assert_all_same(found, compared.results)
 
 
 def test_hidden_states_of_other_positions_are_caught(compared: Compared) -> None:
@@ -77,7 +69,6 @@ def test_hidden_states_of_other_positions_are_caught(compared: Compared) -> None
     proposals = compared.pair.propose(TASK)
     shifted = proposals._replace(rows=proposals.rows[::-1].copy())
     ranking = Ranking(shifted, folder.read(), compared.pair._load_scorer)
-    found = Replay(RecordedDrafts(shifted, ranking.best), compared.costs).of(METHODS)
-    with pytest.raises(AssertionError, match="choice scorer.* is not "):
-        for one, result in zip(found, compared.results, strict=True):
-            assert_same_steps(one, result)
+    found = Replay(RecordedDrafts(shifted, ranking.best), COSTS).of(METHODS)
+    with pytest.raises(AssertionError, match=r"choice scorer.* is not "):
+        assert_all_same(found, compared.results)

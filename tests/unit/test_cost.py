@@ -22,7 +22,7 @@ REQUESTS = [Request(f"r{x}", tuple(f'f(x={x}, y="'.encode()), 24) for x in range
 @pytest.fixture(scope="module")
 def measured() -> Costs:
     runtime = ScriptedRuntime(ScriptedRuntimeSpec(), PairSpec(target=TargetSpec(model="none")))
-    return measure_costs(runtime, REQUESTS, threads=1, scores=False)
+    return measure_costs(runtime, REQUESTS, threads=1, scored_length=None)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_costs_come_back_from_their_file(measured: Costs, tmp_path: Path) -> Non
 
 def test_a_file_that_holds_no_costs_is_said(measured: Costs, tmp_path: Path) -> None:
     """Fails if a person sees a traceback, or a misspelt field is dropped."""
-    with pytest.raises(RecordingError, match="measure them with jobs.record"):
+    with pytest.raises(RecordingError, match=r"measure them with jobs\.record"):
         load_costs(tmp_path / "nowhere.json")
     path = tmp_path / "costs.json"
     path.write_text(json.dumps({**json.loads(measured.model_dump_json()), "rest_mss": 1}), encoding="utf-8")

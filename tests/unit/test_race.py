@@ -1,6 +1,7 @@
 """A race ends a method early only when it is surely slower."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 from choicespec.measuring.measure import Progress, TrialResult, measure
@@ -46,7 +47,7 @@ def test_a_rate_is_compared_by_sums() -> None:
 class Timed(ScriptedRuntime):
     """Decodes as it does, but says that it took so many milliseconds a token."""
 
-    ms = {"autoregressive": 4.0, "ngram": 2.0, "choice": 1.0}
+    ms: ClassVar = {"autoregressive": 4.0, "ngram": 2.0, "choice": 1.0}
 
     def __init__(self) -> None:
         super().__init__(SPEC, PAIR)

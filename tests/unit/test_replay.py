@@ -127,14 +127,19 @@ def assert_same_steps(found: Replayed, result: TrialResult) -> None:
         assert counts == expected, f"{result.trial.method.label}, {trace.request_id}: {counts} is not {expected}"
 
 
+def assert_all_same(found: Sequence[Replayed], results: Sequence[TrialResult]) -> None:
+    """Method by method."""
+    for one, result in zip(found, results, strict=True):
+        assert_same_steps(one, result)
+
+
 @settings(max_examples=6)
 @given(methods=st.lists(METHODS, min_size=4, max_size=8, unique=True))
 def test_every_method_takes_the_steps_of_the_live_loop(recording: Recording, methods: list[MethodSpec]) -> None:
     """Fails if a replay sees another candidate set, learns other outputs, cuts elsewhere at an output's end, or decides
     otherwise how much is verified."""
     results = live(methods)
-    for found, result in zip(replay(recording, costs_of(RISING)).of(methods), results, strict=True):
-        assert_same_steps(found, result)
+    assert_all_same(replay(recording, costs_of(RISING)).of(methods), results)
 
 
 FAULTS = {
@@ -153,8 +158,7 @@ def test_a_fault_of_the_replay_is_caught(recording: Recording, fault: str) -> No
         patch.setattr(*FAULTS[fault])
         found = replay(recording, costs_of(RISING)).of(methods)
     with pytest.raises(AssertionError, match="is not"):
-        for one, result in zip(found, results, strict=True):
-            assert_same_steps(one, result)
+        assert_all_same(found, results)
 
 
 def test_the_first_request_learns_from_the_warm_up_alone(recording: Recording) -> None:

@@ -68,6 +68,11 @@ def test_a_task_confirmed_on_the_same_split_lies_behind() -> None:
         (spaces("method.block_length", {"low": 0, "high": 8}), "'method.block_length': 0.*greater than or equal to 1"),
         (spaces("method.block_length", {"low": 8, "high": 8}), "low=8 must be less than high=8"),
         (spaces("method.selection", ["prior", "best"]), "'best'.*prior"),
+        (spaces("method.selection", ["oracle"]), "it runs in a replay only"),
+        (
+            spaces("method.block_length", {"low": 1, "hihg": 8}),
+            "block_length.hihg: unknown field; known.*low, high",
+        ),
         (spaces("method.min_survival", {"low": 0.0, "high": 1.5, "or_none": True}), "less than or equal to 1"),
         (spaces("method.num_draft_tokens", {"low": 1, "high": 8}, "nobody"), "unknown name 'nobody'"),
     ],

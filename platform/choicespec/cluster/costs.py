@@ -16,14 +16,14 @@ from choicespec.spec.task import TaskSpec
 
 
 def measure_on_worker(
-    pair: PairSpec, runtime: RuntimeSpec, task: TaskSpec, scores: bool, placement_timeout_s: float
+    pair: PairSpec, runtime: RuntimeSpec, task: TaskSpec, scored_length: int | None, placement_timeout_s: float
 ) -> Costs:
     """The costs of a pair, where the cluster puts its workers.
 
     Args:
         pair, runtime: what the worker holds.
         task: some of its prompts are decoded.
-        scores: the pair has a scorer.
+        scored_length: see ``measure_costs``.
         placement_timeout_s: how long the worker may wait for its place.
 
     Raises:
@@ -37,7 +37,7 @@ def measure_on_worker(
         if not ready:
             raise RecordingError(describe_shortage(bundle(pair, runtime)))
         worker = WorkerActor.options(**options_in(placement, pair, runtime)).remote(pair, runtime)
-        costs: Costs = ray.get(worker.costs.remote(task, scores))
+        costs: Costs = ray.get(worker.costs.remote(task, scored_length))
         return costs
     except RayTaskError as error:
         if isinstance(error.cause, ChoiceSpecError):

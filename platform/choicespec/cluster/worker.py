@@ -45,7 +45,7 @@ class Worker:
         gpu_ids = tuple(context.get_accelerator_ids().get("GPU", ()))
         return WorkerIdentity(os.getpid(), context.get_node_id(), gpu_ids)
 
-    def costs(self, task: TaskSpec, scores: bool) -> Costs:
+    def costs(self, task: TaskSpec, scored_length: int | None) -> Costs:
         """Measure what steps cost; see ``measuring.cost``."""
         runtime = open_runtime(self._runtime_spec, self._pair)
         if not isinstance(runtime, TimedRuntime):
@@ -55,7 +55,7 @@ class Worker:
         prompts = open_task(task).prompts(runtime.tokenizer, runtime.context_tokens)
         runtime.load()
         runtime.use_repository(prompts.repository)
-        return measure_costs(runtime, prompts.requests, self._runtime_spec.threads, scores)
+        return measure_costs(runtime, prompts.requests, self._runtime_spec.threads, scored_length)
 
     def measure(self, trials: Sequence[TrialSpec], race: bool = False) -> Iterator[Progress | TrialResult | Refused]:
         """Measure trials that share a task, streaming progress and results as they come.

@@ -151,17 +151,18 @@ def load_costs(path: Path) -> Costs:
         raise RecordingError(f"{path} does not hold costs of this version: {error}") from None
 
 
-def measure_costs(runtime: TimedRuntime, requests: Sequence[Request], threads: int, scores: bool) -> Costs:
+def measure_costs(runtime: TimedRuntime, requests: Sequence[Request], threads: int, scored_length: int | None) -> Costs:
     """Measure a pair where it runs; methods of this runtime then decide by what was measured.
 
     Args:
         runtime: with the task's repository; what its proposers have learnt is not forgotten.
         requests: of the task; a few are decoded with each kind of proposer, in alternation.
         threads: of the runtime; kept with the figures.
-        scores: the pair has a scorer.
+        scored_length: L of the sets that the pair's scorer is timed on; None where it has no scorer.
     """
     sizes = sizes_up_to(LONGEST)
-    contexts = tuple(context for context in _CONTEXTS if context + LONGEST <= runtime.context_tokens)
+    most = max(1, runtime.context_tokens - LONGEST)
+    contexts = tuple(context for context in _CONTEXTS if context <= most) or (most,)
     timed = [runtime.time_verifications(sizes, context, _ROUNDS) for context in contexts]
     curve = Curve(
         contexts=contexts,
@@ -172,7 +173,8 @@ def measure_costs(runtime: TimedRuntime, requests: Sequence[Request], threads: i
     )
     runtime.use_step_costs(curve.at(CONTEXT_TOKENS))
     methods: list[MethodSpec] = [Autoregressive(), Ngram(), Choice()]
-    methods += [Choice(selection="scorer")] if scores else []
+    if scored_length is not None:
+        methods.append(Choice(selection="scorer", block_length=scored_length))
     traces: dict[MethodSpec, list[Trace]] = {method: [] for method in methods}
     for request in requests[: _TIMED_REQUESTS + 1]:
         for method in methods:
@@ -190,7 +192,7 @@ def measure_costs(runtime: TimedRuntime, requests: Sequence[Request], threads: i
         rest_ms=_rest_ms([found for traces in kept for found in traces], curve),
         ngram=proposers[0],
         candidates=proposers[1],
-        scorer=_added(proposers[2], proposers[1]) if scores else None,
+        scorer=_added(proposers[2], proposers[1]) if scored_length is not None else None,
     )
 
 

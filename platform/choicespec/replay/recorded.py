@@ -118,7 +118,8 @@ def _check_target(path: Path, recorded: TargetIdentity, target: TargetIdentity) 
         own, other = getattr(recorded, name), getattr(target, name)
         if own != other:
             raise RecordingError(
-                f"{path} was recorded of a target with {name} {own}, but this one has {other}; move it away, and {_RECORD}"
+                f"{path} was recorded of a target with {name} {own}, but this one has {other}; move it away, and "
+                f"{_RECORD}"
             )
 
 

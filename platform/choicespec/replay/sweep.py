@@ -1,11 +1,10 @@
 """The wide stage of a search: thousands of settings, proposed by Optuna and judged by replay, by the hundred."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import optuna
-
 
 from choicespec.replay.simulate import Replayed
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec

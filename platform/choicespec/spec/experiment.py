@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from choicespec.errors import SpecError
 from choicespec.spec.frozen import Frozen
-from choicespec.spec.method import MethodSpec
+from choicespec.spec.method import ONLY_REPLAYED, MethodSpec, is_oracle
 from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.search import SearchSpec, Value, changed
@@ -97,7 +97,7 @@ class ExperimentSpec(Frozen):
         _known(search.starts, self.methods, "search.default and search.spaces")
         for name, held_out in search.tasks.items():
             _check_held_out(f"search.tasks.{name}", self.tasks[name], self.tasks[held_out])
-        for name, space in search.spaces.items():
+        for space in search.spaces.values():
             for changes in space.borders():
                 self.setting(next(iter(search.tasks)), space.start, changes)
         return self
@@ -116,12 +116,15 @@ class ExperimentSpec(Frozen):
             method=self.methods[method],
         )
         try:
-            return TrialSpec.model_validate(changed(trial.model_dump(), changes))
+            made = TrialSpec.model_validate(changed(trial.model_dump(), changes))
         except KeyError as error:
             raise ValueError(f"search: {', '.join(changes)}: a {method!r} trial has no field {error}") from None
         except ValidationError as error:
             said = "; ".join(e["msg"].removeprefix("Value error, ") for e in error.errors())
             raise ValueError(f"search: {method!r} with {dict(changes)}: {said}") from None
+        if is_oracle(made.method):
+            raise ValueError(f"search: {method!r} with {dict(changes)}: {ONLY_REPLAYED}")
+        return made
 
     def fingerprint(self) -> str:
         """The identity of the whole, narrowed as it is."""
@@ -243,6 +246,8 @@ def _place(location: tuple[int | str, ...]) -> tuple[str, dict[str, Any]]:
         members = node.get("discriminator", {}).get("mapping", {})
         if part in members:
             node = {"$ref": members[part]}
+        elif "anyOf" in node and not isinstance(part, int):  # the class that pydantic tried
+            node = next((member for member in node["anyOf"] if member.get("$ref", "").endswith(f"/{part}")), node)
         elif "anyOf" not in node or isinstance(part, int):
             path.append(str(part))
             node = node.get("items") or node.get("properties", {}).get(part) or node.get("additionalProperties") or {}

@@ -61,7 +61,7 @@ class Space(Frozen):
         return self
 
     def values(self, path: str) -> tuple[Value, ...]:
-        """All that a path is varied over; of numbers that are not whole, the borders; nothing where it is not varied."""
+        """All that a path is varied over: the borders of numbers that are not whole, nothing where it is not varied."""
         dimension = self.vary.get(path, ())
         if not isinstance(dimension, Range):
             return dimension
@@ -70,9 +70,10 @@ class Space(Frozen):
         return dimension.ends
 
     def borders(self) -> list[dict[str, Value]]:
-        """Settings with one value changed to one of its borders: what must be valid before anything starts."""
+        """Settings with every value at its first border, at its second, and so on: valid before anything starts."""
         ends = {path: d.ends if isinstance(d, Range) else d for path, d in self.vary.items()}
-        return [{path: value} for path, values in ends.items() for value in values]
+        count = max(map(len, ends.values()))
+        return [{path: values[min(i, len(values) - 1)] for path, values in ends.items()} for i in range(count)]
 
 
 class SearchSpec(Frozen):
@@ -135,6 +136,6 @@ def changed(content: dict[str, Any], changes: Mapping[str, Value]) -> dict[str, 
 
 def _with(content: dict[str, Any], path: Sequence[str], value: Value) -> dict[str, Any]:
     name, *rest = path
-    if name not in content:
+    if not isinstance(content, dict) or name not in content:
         raise KeyError(name)
     return {**content, name: _with(content[name], rest, value) if rest else value}
