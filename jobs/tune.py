@@ -8,7 +8,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from choicespec.runtimes.runtime import check_supported
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
 from choicespec.spec.method import Choice, MethodSpec
 from choicespec.spec.runtime import HfRuntimeSpec
-from choicespec.spec.search import SMALLER_IS_BETTER, SearchSpec
+from choicespec.spec.search import SMALLER_IS_BETTER, SearchSpec, Value
 from choicespec.tasks.prompts import open_task
 from choicespec.tracking import ExperimentRun, tracking_uri
 
@@ -173,7 +173,7 @@ class Search:
         sweep_chart(tried, chosen, f"{self._experiment.name}, {self._task}", self._folder / "sweep.png")
         return dict(self._named(one.space, json.loads(one.changes)) for one in chosen)
 
-    def _named(self, space: str, changes: dict[str, object]) -> tuple[str, TrialSpec]:
+    def _named(self, space: str, changes: Mapping[str, Value]) -> tuple[str, TrialSpec]:
         said = ", ".join(f"{path.split('.', 1)[1]}={_short(value)}" for path, value in changes.items())
         trial = self._experiment.setting(self._task, self._spec.spaces[space].start, changes)
         return f"{space}: {said}", trial

@@ -6,6 +6,7 @@ import pytest
 from choicespec.errors import SpecError
 from choicespec.spec.experiment import ExperimentSpec, parse_experiment
 from choicespec.spec.method import Choice, Ngram
+from choicespec.spec.search import Value
 from choicespec.spec.task import PythonRepo, ToolCall
 
 
@@ -43,7 +44,7 @@ def test_a_setting_is_the_start_with_values_changed() -> None:
     """Fails if a value lands elsewhere, or the rest of the trial is lost."""
     experiment = parsed()
     assert experiment.setting("searched", "prior", {"method.block_length": 3}).method == Choice(block_length=3)
-    changes = {"method.max_ngram": 5, "pair.target.dtype": "bfloat16", "runtime.threads": 1}
+    changes: dict[str, Value] = {"method.max_ngram": 5, "pair.target.dtype": "bfloat16", "runtime.threads": 1}
     found = experiment.setting("held_out", "ngram", changes)
     assert (found.method, found.pair.target.dtype) == (Ngram(max_ngram=5), "bfloat16")
     assert (found.runtime.threads, found.task.limit) == (1, 9)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ RECORDED_BLOCK = 16
 RECORDED_SUFFIX = 8
 _NO_TOKEN = -1
 _FILE = "proposals.safetensors"
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Proposals(NamedTuple):
@@ -152,7 +154,7 @@ def _vote_arrays(votes: Sequence[Votes]) -> _VoteArrays:
     )
 
 
-def _padded(rows: Sequence[Sequence[float]], filler: np.generic, width: int) -> NDArray[np.generic]:
+def _padded(rows: Sequence[Sequence[float]], filler: Scalar, width: int) -> NDArray[Scalar]:
     array = np.full((len(rows), width), filler)
     for row, values in enumerate(rows):
         array[row, : len(values)] = values

@@ -43,7 +43,7 @@ class Replayed(NamedTuple):
 
     def first(self, count: int) -> "Replayed":
         """The same of the first requests only."""
-        return Replayed(*(column[:count] for column in self))
+        return Replayed._make(column[:count] for column in self)
 
     @property
     def decode_ms(self) -> NDArray[np.float64]:
@@ -187,7 +187,8 @@ def _fixed_lengths(method: MethodSpec, drafts: Drafts) -> NDArray[np.int16]:
     if least is None:
         return drafts.lengths
     likely_P = (drafts.survival >= least).cumprod(axis=1).sum(axis=1)
-    return np.minimum(likely_P, drafts.lengths).astype(np.int16)
+    found: NDArray[np.int16] = np.minimum(likely_P, drafts.lengths).astype(np.int16)
+    return found
 
 
 def _verification_ms(contexts_P: NDArray[np.int32], costs: Costs, longest: int) -> NDArray[np.float64]:

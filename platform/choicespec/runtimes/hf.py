@@ -27,7 +27,7 @@ from choicespec.scorer.ranker import ScorerRanker
 from choicespec.spec.method import ONLY_REPLAYED, Choice, MethodSpec, TransformersGenerate, is_oracle
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
-from choicespec.tasks.tokenizer import Message, Tool
+from choicespec.tasks.tokenizer import Message, Tokenizer, Tool
 
 _LONGEST_VERIFICATION = 17  # tokens whose cost is measured; more are taken in proportion
 
@@ -82,7 +82,7 @@ class HfRuntime:
         other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
         if other_layers:
             raise Unsupported("hf", "every method", f"{pair.target.model} has {', '.join(sorted(other_layers))} layers")
-        self.tokenizer = HfTokenizer(tokenizer)
+        self.tokenizer: Tokenizer = HfTokenizer(tokenizer)
         self.context_tokens: int = config.max_position_embeddings
         self.device = torch.cuda.get_device_name() if pair.gpus else "cpu"
         self.precision = pair.target.precision

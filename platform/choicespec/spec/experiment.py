@@ -247,7 +247,8 @@ def _place(location: tuple[int | str, ...]) -> tuple[str, dict[str, Any]]:
         if part in members:
             node = {"$ref": members[part]}
         elif "anyOf" in node and not isinstance(part, int):  # the class that pydantic tried
-            node = next((member for member in node["anyOf"] if member.get("$ref", "").endswith(f"/{part}")), node)
+            refs = [member for member in node["anyOf"] if "$ref" in member]
+            node = next((ref for ref in refs if ref["$ref"].rsplit("/", 1)[-1] in part), node)
         elif "anyOf" not in node or isinstance(part, int):
             path.append(str(part))
             node = node.get("items") or node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
