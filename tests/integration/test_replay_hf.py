@@ -16,7 +16,7 @@ from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import ToolCall
 from choicespec.tasks.prompts import open_task
-from unit.test_replay import assert_all_same, costs_of
+from contracts.replay_equality import assert_all_same, costs_of
 
 TASK = ToolCall(limit=2, max_new_tokens=14, categories=("simple_python",))
 METHODS: tuple[MethodSpec, ...] = (

@@ -11,8 +11,8 @@ from choicespec.records import Request
 from choicespec.runtimes.scripted import ScriptedRuntime
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
+from contracts.replay_equality import costs_of
 from pydantic import ValidationError
-from unit.test_replay import costs_of
 
 ROWS = ((1.0, 2.0, 4.0), (3.0, 6.0, 8.0))
 CURVE = Curve(contexts=(100, 300), tokens=(1, 4, 64), ms=ROWS, low_ms=ROWS, high_ms=ROWS)

@@ -11,14 +11,14 @@ from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sources import Store
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.errors import RecordingError
-from choicespec.measuring.cost import Costs, Curve, ProposerCost
+from choicespec.measuring.cost import Costs, Curve
 from choicespec.measuring.measure import TrialResult, measure
 from choicespec.recordings import Recorded, RecordingManifest
 from choicespec.records import Document, Request, TargetIdentity
 from choicespec.replay.drafts import RecordedDrafts
 from choicespec.replay.proposals import Proposals, collect, load_proposals, save_proposals
 from choicespec.replay.ranking import Ranking
-from choicespec.replay.simulate import Replay, Replayed
+from choicespec.replay.simulate import Replay
 from choicespec.runtimes.scripted import ByteTokenizer, ScriptedRuntime
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram
@@ -26,6 +26,7 @@ from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from choicespec.spec.task import ToolCall
 from choicespec.tasks.prompts import Prompts
+from contracts.replay_equality import assert_all_same, costs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,26 +65,6 @@ class Recording(NamedTuple):
     proposals: Proposals
 
 
-def costs_of(step_costs: StepCosts, **changes: object) -> Costs:
-    curve = (tuple(step_costs.ms),)
-    verification = Curve(contexts=(400,), tokens=step_costs.tokens, ms=curve, low_ms=curve, high_ms=curve)
-    proposer = ProposerCost(first_ms=0.5, step_ms=0.25)
-    known = Costs(
-        device="none",
-        runtime_build="scripted",
-        precision="float32",
-        threads=1,
-        measured_at="",
-        rounds=1,
-        verification=verification,
-        rest_ms=0.0,
-        ngram=proposer,
-        candidates=proposer,
-        scorer=None,
-    )
-    return known.model_copy(update=changes)
-
-
 def no_scorer() -> NoReturn:
     raise AssertionError("no method here scores")
 
@@ -116,21 +97,6 @@ def live(methods: Sequence[MethodSpec]) -> list[TrialResult]:
     runtime.use_repository(PROMPTS.repository)
     trials = [TrialSpec(pair=PAIR, runtime=SPEC, task=ToolCall(), method=method) for method in methods]
     return [event for event in measure(runtime, trials, PROMPTS) if isinstance(event, TrialResult)]
-
-
-def assert_same_steps(found: Replayed, result: TrialResult) -> None:
-    """Request by request: steps, tokens proposed, tokens accepted."""
-    for number, trace in enumerate(result.traces):
-        counts = (found.steps[number], found.proposed[number], found.accepted[number], found.tokens[number])
-        proposed, accepted = (sum(getattr(step, name) for step in trace.steps) for name in ("proposed", "accepted"))
-        expected = (len(trace.steps), proposed, accepted, trace.decode_tokens)
-        assert counts == expected, f"{result.trial.method.label}, {trace.request_id}: {counts} is not {expected}"
-
-
-def assert_all_same(found: Sequence[Replayed], results: Sequence[TrialResult]) -> None:
-    """Method by method."""
-    for one, result in zip(found, results, strict=True):
-        assert_same_steps(one, result)
 
 
 @settings(max_examples=6)

@@ -4,36 +4,10 @@ from typing import Any
 
 import pytest
 from choicespec.errors import SpecError
-from choicespec.spec.experiment import ExperimentSpec, parse_experiment
 from choicespec.spec.method import Choice, Ngram
 from choicespec.spec.search import Value
 from choicespec.spec.task import PythonRepo, ToolCall
-
-
-def content(**search: Any) -> dict[str, Any]:
-    """An experiment with a search, some of its fields changed."""
-    return {
-        "name": "e",
-        "pairs": {"p": {"target": {"model": "m"}}},
-        "runtimes": {"hf": {"kind": "hf"}},
-        "tasks": {
-            "searched": {"kind": "tool_call", "split": "train", "limit": 4},
-            "held_out": {"kind": "tool_call", "limit": 9},
-            "behind": {"kind": "tool_call", "split": "train", "skip": 4},
-        },
-        "methods": {"ngram": {"kind": "ngram"}, "prior": {"kind": "choice"}},
-        "search": {
-            "pair": "p",
-            "tasks": {"searched": "held_out"},
-            "default": "ngram",
-            "spaces": {"choice": {"start": "prior", "vary": {"method.block_length": {"low": 2, "high": 8}}}},
-            **search,
-        },
-    }
-
-
-def parsed(**search: Any) -> ExperimentSpec:
-    return parse_experiment(content(**search), "e.yaml")
+from unit.searches import parsed
 
 
 def spaces(path: str, dimension: Any, start: str = "prior") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from choicespec.replay.simulate import Replayed
 from choicespec.replay.sweep import Settings, Tried, finalists, sweep
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec
 from choicespec.spec.method import Choice, Ngram
-from unit.test_search_spec import parsed
+from unit.searches import parsed
 
 SPACES = {
     "ngram": {
