@@ -112,7 +112,8 @@ class Search:
             for name, trial in trials.items()
             if (measured := self._live.find(trial)) is not None
         ]
-        ranked = sorted(found, key=lambda one: -self._worth(one.measured))
+        # who ended early was surely slower, whatever the rate on the few prompts before
+        ranked = sorted(found, key=lambda one: (-one.measured.match.n, -self._worth(one.measured)))
         front = self._front(found)
         console.print(finalist_table(ranked, front, f"{self._experiment.name}, {self._task}: live"))
         eligible = [one for one in ranked if one.measured.match.value >= self._spec.least_match]
@@ -121,8 +122,10 @@ class Search:
                 f"{self._task}: no setting matches plain decoding in {self._spec.least_match:.0%} of the outputs", "red"
             )
             return 1
-        margins = self._confirm(eligible)
-        self._log(found, margins)
+        confirmed, margins = self._confirm(eligible)
+        self._log(
+            [(one.trial, self._live) for one in found] + [(trial, self._confirmed) for trial in confirmed], margins
+        )
         say(f"{self._task}: {monotonic() - started_s:.0f} s; kept in {self._folder}")
         return 0
 
@@ -185,9 +188,9 @@ class Search:
         settings = Settings(self._experiment, self._task, self._spec.live, self._spec.seed)
         for _ in range(self._spec.live):  # some settings may be known already, or none at all
             asked = [settings.ask() for _ in range(min(_PER_ROUND, self._spec.live - len(trials)))]
-            named = [self._named(one.space, one.changes) if one.trial is not None else None for one in asked]
-            trials |= dict(one for one in named if one is not None)
-            self._measure([trial for _, trial in filter(None, named)], self._live, race=False)
+            fresh = [one for one in asked if one.trial is not None and one.trial not in trials.values()]
+            trials |= dict(self._named(one.space, one.changes) for one in fresh)
+            self._measure(list(trials.values()), self._live, race=False)
             for one in asked:
                 measured = self._live.find(one.trial) if one.trial is not None else None
                 settings.tell(one, self._worth(measured) if measured is not None else None)
@@ -234,8 +237,8 @@ class Search:
             one.trial for one, own in zip(found, values, strict=True) if not any(_beats(other, own) for other in values)
         ]
 
-    def _confirm(self, eligible: Sequence[Finalist]) -> list[Margin]:
-        """The winner, the runner-up and the default on prompts that neither was chosen by."""
+    def _confirm(self, eligible: Sequence[Finalist]) -> tuple[list[TrialSpec], list[Margin]]:
+        """The winner, the runner-up and the default on prompts that none was chosen by, and the winner's margins."""
         default = f"{self._spec.default}, as it is"
         names = {one.name: one.trial for one in eligible[:2]} | {default: self._starts[default]}
         trials = {name: trial.model_copy(update={"task": self._held_out}) for name, trial in names.items()}
@@ -252,9 +255,9 @@ class Search:
         ]
         title = f"{self._experiment.name}, {self._task}: the winner on the held-out prompts"
         console.print(margin_table(winner, measured.speedup, margins, title))
-        return margins
+        return list(trials.values()), margins
 
-    def _log(self, found: Sequence[Finalist], margins: Sequence[Margin]) -> None:
+    def _log(self, live: Sequence[tuple[TrialSpec, ResultsFolder]], margins: Sequence[Margin]) -> None:
         """MLflow where it can be used; the folder has everything."""
         files = [path for path in (self._folder / "sweep.parquet", self._folder / "sweep.png") if path.exists()]
         figures = {
@@ -264,8 +267,10 @@ class Search:
         }
         try:
             run = ExperimentRun(tracking_uri(home()), self._experiment)
-            for one in found:
-                run.log(one.trial, one.measured, self._live.path(one.trial))
+            for trial, results in live:
+                measured = results.find(trial)
+                if measured is not None:
+                    run.log(trial, measured, results.path(trial))
             run.log_files(files, f"search/{self._task}")
             run.log_figures(figures)
             run.finish([])

@@ -41,7 +41,7 @@ def run_sweep(search: SearchSpec, wide: Wide, folder: Path) -> list[Tried]:
     Args:
         search: of the experiment.
         wide: what is swept.
-        folder: of this sweep alone; Tune keeps its state there.
+        folder: of this sweep alone; Tune keeps its state there, so that nodes that take shards must share it.
 
     Raises:
         RecordingError: a shard failed.
