@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -71,6 +72,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+class Confirmed(NamedTuple):
+    """What was measured on held-out prompts, the winner first, and how much faster the winner was than the others."""
+
+    trials: list[TrialSpec]
+    margins: list[Margin]
+
+
 class Search:
     """One task's search; what is finished is found again in its folder.
 
@@ -122,9 +130,10 @@ class Search:
                 f"{self._task}: no setting matches plain decoding in {self._spec.least_match:.0%} of the outputs", "red"
             )
             return 1
-        confirmed, margins = self._confirm(eligible)
+        confirmed = self._confirm(eligible)
         self._log(
-            [(one.trial, self._live) for one in found] + [(trial, self._confirmed) for trial in confirmed], margins
+            [(one.trial, self._live) for one in found] + [(trial, self._confirmed) for trial in confirmed.trials],
+            confirmed.margins,
         )
         say(f"{self._task}: {monotonic() - started_s:.0f} s; kept in {self._folder}")
         return 0
@@ -237,8 +246,8 @@ class Search:
             one.trial for one, own in zip(found, values, strict=True) if not any(_beats(other, own) for other in values)
         ]
 
-    def _confirm(self, eligible: Sequence[Finalist]) -> tuple[list[TrialSpec], list[Margin]]:
-        """The winner, the runner-up and the default on prompts that none was chosen by, and the winner's margins."""
+    def _confirm(self, eligible: Sequence[Finalist]) -> Confirmed:
+        """The winner, the runner-up and the default on prompts that none was chosen by."""
         default = f"{self._spec.default}, as it is"
         names = {one.name: one.trial for one in eligible[:2]} | {default: self._starts[default]}
         trials = {name: trial.model_copy(update={"task": self._held_out}) for name, trial in names.items()}
@@ -255,7 +264,7 @@ class Search:
         ]
         title = f"{self._experiment.name}, {self._task}: the winner on the held-out prompts"
         console.print(margin_table(winner, measured.speedup, margins, title))
-        return list(trials.values()), margins
+        return Confirmed(list(trials.values()), margins)
 
     def _log(self, live: Sequence[tuple[TrialSpec, ResultsFolder]], margins: Sequence[Margin]) -> None:
         """MLflow where it can be used; the folder has everything."""
