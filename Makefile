@@ -6,7 +6,7 @@ WITH_LLAMACPP := .venv/installed-llamacpp
 export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-llamacpp scorer scorer-table live tune replay peers ui test test-gpu check format
+.PHONY: demo demo-llamacpp scorer scorer-table drafters live tune replay peers ui test test-gpu check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
 	$(BIN)/python -m jobs.bench smollm2
@@ -15,10 +15,13 @@ demo-llamacpp: $(WITH_LLAMACPP)  ## llama.cpp's own server on the embedded defau
 	$(BIN)/python -m jobs.bench llamacpp
 
 scorer: $(INSTALLED)          ## train the scorer that ships for the embedded default anew; an hour
-	$(BIN)/python -m jobs.train scorer scorer --output platform/choicespec/scorer/shipped/2f417f72770849a3
+	$(BIN)/python -m jobs.train scorer scorer --output platform/choicespec/scorer/shipped/dc360b311ce98ec7
 
 scorer-table: $(INSTALLED)    ## the scorer beside prior, oracle, ablations and the published table; an hour more
 	$(BIN)/python -m jobs.train evaluate scorer
+
+drafters: $(INSTALLED)        ## a DFlash drafter and a multi-token head for the embedded default, trained here; three hours
+	$(BIN)/python -m jobs.train drafter drafters
 
 live: $(INSTALLED)            ## the scorer against prior, prompt lookup and transformers' own, on 48 held-out prompts a task
 	$(BIN)/python -m jobs.bench scorer

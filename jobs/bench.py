@@ -167,7 +167,11 @@ def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequen
         if divergences is not None:
             console.print(divergences)
     for pair in dict.fromkeys(trial.pair for trial, _ in rows if uses_scorer(trial.method)):
-        manifest = scorer_of(pair)
+        try:
+            manifest = scorer_of(pair)
+        except ChoiceSpecError as error:  # it was there when these rows were measured
+            say(str(error), "yellow")
+            continue
         console.print(scorer_table(manifest.held_out, manifest.target.num_layers, "the scorer, as it was saved"))
     omitted = list(dict.fromkeys(prompt for _, found in rows for prompt in found.omitted))
     if omitted:

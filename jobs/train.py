@@ -1,7 +1,8 @@
-"""Train and judge a scorer: ``python -m jobs.train scorer NAME``, here or under ``ray job submit``.
+"""Train and judge a scorer or drafters: ``python -m jobs.train scorer NAME``, here or under ``ray job submit``.
 
 ``scorer`` records the target's outputs, fits a scorer to the train split, judges it on held-out prompts and saves it.
-``evaluate`` makes the table: other layers, other precisions, the split by function, ablations and seeds.
+``evaluate`` makes its table: other layers, other precisions, the split by function, ablations and seeds.
+``drafter`` does as ``scorer`` for a DFlash drafter and a head for multi-token prediction.
 """
 
 import argparse
@@ -13,10 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from choicespec.candidates.request import RequestCandidates, repository_of
-from choicespec.cluster.connect import on_cluster, ray_session
-from choicespec.cluster.recording import Wanted, record
+from choicespec.cluster.connect import ray_session
 from choicespec.errors import ChoiceSpecError, SpecError, TrackingError
-from choicespec.recordings import RecordingFolder
 from choicespec.reports.scorer_table import scorer_table
 from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.hf import HfRuntime
@@ -26,13 +25,15 @@ from choicespec.scorer.files import Scorer, ScorerManifest, check_scorer, load_s
 from choicespec.scorer.model import Embed, ScorerNet
 from choicespec.scorer.table import Row, Variant, fit_variant, rows_of, variants
 from choicespec.spec.experiment import ExperimentSpec, load_experiment
-from choicespec.spec.pair import PairSpec
+from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import TaskSpec
 from choicespec.tasks.prompts import open_task
 from choicespec.tracking import ExperimentRun, tracking_uri
 
-from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say
+from jobs.drafters import DrafterJob
+from jobs.recorded import RecordedTasks, digest, train_split
+from jobs.terminal import EXPERIMENTS, console, home, say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,11 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parse(arguments)
     try:
         experiment = load_experiment(args.experiment, EXPERIMENTS)
-        training = Training(experiment)
-        if args.command == "scorer":
-            training.scorer(args.output)
+        if args.command == "drafter":
+            DrafterJob(experiment).run(args.output)
+        elif args.command == "scorer":
+            Training(experiment).scorer(args.output)
         else:
-            training.evaluate()
+            Training(experiment).evaluate()
         return 0
     except ChoiceSpecError as error:
         say(f"error: {error}", "red")
@@ -58,9 +60,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="jobs.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("scorer", "evaluate"))
+    parser.add_argument("command", choices=("scorer", "evaluate", "drafter"))
     parser.add_argument("experiment", help="a name in jobs/experiments, or the path of a .yaml file")
-    parser.add_argument("--output", type=Path, help="a folder to save the scorer in as well")
+    parser.add_argument("--output", type=Path, help="a folder to save what was trained in as well")
     return parser.parse_args(arguments)
 
 
@@ -87,6 +89,7 @@ class Training:
                 raise SpecError(f"tasks.{name}.split: 'train' is what the scorer is fitted to; it is judged on 'test'")
             open_task(experiment.tasks[name]).check()
         self._folder = home() / "results" / experiment.name
+        self._recordings = RecordedTasks(self._folder / "recordings", runtime, self._spec.batch_size)
         self._opened = HfRuntime(runtime, self._pair)
         num_layers = self._opened.identity.num_layers
         if max(self._spec.recorded_layers) > num_layers:
@@ -132,30 +135,19 @@ class Training:
     def _corpus(self) -> Corpus:
         """Both splits of each task, recorded where they are not yet."""
         tasks, limits = self._tasks(), self._spec.train_limits
-        train = {
-            name: task.model_copy(update={"split": "train", "limit": limits[name]}) for name, task in tasks.items()
-        }
+        train = {name: train_split(task, limits[name]) for name, task in tasks.items()}
         with ray_session():
             for task in (*tasks.values(), *train.values()):
-                self._record(self._opened, self._pair, task, self._spec.recorded_layers)
+                self._recordings.record(self._opened, self._pair, task, self._spec.recorded_layers)
         return Corpus(
             {name: self._read(self._opened, task, self._spec.recorded_layers) for name, task in train.items()},
             {name: self._read(self._opened, task, self._spec.recorded_layers) for name, task in tasks.items()},
         )
 
-    def _record(self, opened: HfRuntime, pair: PairSpec, task: TaskSpec, layers: tuple[int, ...]) -> None:
-        wanted = Wanted(pair, self._runtime, task, layers, self._recording(opened, task, layers))
-        prompts = open_task(task).prompts(opened.tokenizer, opened.context_tokens)
-        record(wanted, prompts, opened, self._spec.batch_size, ProgressLines(), can_grow=on_cluster())
-
-    def _recording(self, opened: HfRuntime, task: TaskSpec, layers: tuple[int, ...]) -> RecordingFolder:
-        digest = _digest(opened.identity.model_dump_json(), task.model_dump_json(), str(layers))
-        return RecordingFolder(self._folder / "recordings" / f"{task.kind}-{task.split}-{digest}")
-
     def _read(self, opened: HfRuntime, task: TaskSpec, layers: tuple[int, ...]) -> RecordedTask:
         """A recorded task with its candidate sets, which are drawn anew: they depend on settings, and take a minute."""
         say(f"candidate sets of {task.label} ({task.split})")
-        recorded = self._recording(opened, task, layers).read()
+        recorded = self._recordings.of(opened, task, layers).read()
         documents = open_task(task).prompts(opened.tokenizer, opened.context_tokens).repository()
         repository = repository_of(documents, opened.tokenizer.encode)
         most, length = self._spec.num_candidates, self._spec.block_length
@@ -196,7 +188,8 @@ class Training:
         for name in self._spec.transfer:
             pair = self._experiment.pairs[name]
             opened = HfRuntime(self._runtime, pair)
-            kept = self._kept(variant, opened, self._tasks(self._spec.transfer_limit))
+            weights = hashlib.sha256((self._saved / SCORER_WEIGHTS).read_bytes()).hexdigest()
+            kept = self._kept(variant, opened, self._tasks(self._spec.transfer_limit), weights)
             if not kept.exists():
                 manifest = check_scorer(self._saved, opened.identity, transfer=True)
                 net = load_scorer(self._saved, manifest, self._embed).net
@@ -208,7 +201,7 @@ class Training:
         tasks = self._tasks(self._spec.transfer_limit)
         with ray_session():
             for task in tasks.values():
-                self._record(opened, pair, task, self._spec.layers)
+                self._recordings.record(opened, pair, task, self._spec.layers)
         return Corpus({}, {name: self._read(opened, task, self._spec.layers) for name, task in tasks.items()})
 
     def _tasks(self, limit: int | None = None) -> dict[str, TaskSpec]:
@@ -218,15 +211,12 @@ class Training:
             return tasks
         return {name: task.model_copy(update={"limit": limit}) for name, task in tasks.items()}
 
-    def _kept(self, variant: Variant, opened: HfRuntime, tasks: Mapping[str, TaskSpec]) -> Path:
-        """The file of a variant's rows: another target, task or setting has another."""
+    def _kept(self, variant: Variant, opened: HfRuntime, tasks: Mapping[str, TaskSpec], scorer: str = "") -> Path:
+        """The file of a variant's rows: another target, task, setting or kept scorer has another."""
         settings = self._spec.model_dump_json(include={"train_limits", "block_length", "num_candidates"})
         held_out = [task.model_dump_json() for task in tasks.values()]
-        return (
-            self._folder
-            / "table"
-            / (_digest(variant.model_dump_json(), opened.identity.model_dump_json(), settings, *held_out) + ".json")
-        )
+        of = (variant.model_dump_json(), opened.identity.model_dump_json(), settings, *held_out, scorer)
+        return self._folder / "table" / f"{digest(*of)}.json"
 
     def _log(self, variant: Variant, losses: Sequence[float], rows: Sequence[Row]) -> None:
         """MLflow where it can be used; the files have everything."""
@@ -241,10 +231,6 @@ class Training:
             run.finish([])
         except TrackingError as error:
             say(f"{error}\nthe scorer is saved in {self._saved} all the same", "yellow")
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def _keep(path: Path, rows: Sequence[Row]) -> None:

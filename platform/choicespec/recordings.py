@@ -1,16 +1,16 @@
 """Recordings: what the target says to each prompt of a task, and its hidden states while it says it.
 
 A recording is a folder: a manifest, and chunks of some requests each as safetensors. A token of output takes hidden
-size x layers x 2 bytes, and 8 beside.
+size x layers x 2 bytes, and 8 beside; a token of a prompt as much, where prompts' states are kept.
 
-Shapes: T output tokens of a request, H hidden size.
+Shapes: T output tokens of a request, P tokens of its prompt, H hidden size.
 """
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ class Recorded(NamedTuple):
         margins: (T,) the target's largest logit minus its second largest where it chose each of them.
         hidden_states: for each recorded layer (T, H): its output at the token that was followed by each of them. So row
             t - 1 is what a live loop has at hand when it proposes what comes after the first t tokens.
+        prompt_states: for each recorded layer (P - 1, H): its output at the prompt's tokens but the last; empty where
+            they were not wanted.
     """
 
     request: Request
@@ -41,6 +43,7 @@ class Recorded(NamedTuple):
     finish_reason: FinishReason
     margins: NDArray[np.float32]
     hidden_states: dict[int, NDArray[np.float16]]
+    prompt_states: dict[int, NDArray[np.float16]] = {}  # noqa: RUF012  (never written to)
 
 
 class RecordingManifest(Frozen):
@@ -48,6 +51,7 @@ class RecordingManifest(Frozen):
 
     Attributes:
         layers: the decoder layers whose hidden states are kept, counted from 1.
+        prompt_states: whether those of the prompts are kept too.
         chunks: the request ids of each chunk.
         request_ids: all of them, in the task's order.
     """
@@ -56,6 +60,7 @@ class RecordingManifest(Frozen):
     target: TargetIdentity
     task: TaskSpec
     layers: tuple[int, ...]
+    prompt_states: bool = False
     chunks: tuple[tuple[str, ...], ...]
     request_ids: tuple[str, ...]
 
@@ -75,6 +80,8 @@ class RecordingFolder:
         if (self.path / "manifest.json").exists():
             if self.manifest() != manifest:
                 raise RecordingError(f"{self.path} holds a recording of something else; move it away")
+        elif any(self.path.glob("chunk-*.safetensors")):
+            raise RecordingError(f"{self.path} holds chunks without a manifest that says of what; move it away")
         else:
             self.path.mkdir(parents=True, exist_ok=True)
             _write(self.path / "manifest.json", manifest.model_dump_json(indent=1).encode())
@@ -107,9 +114,19 @@ class RecordingFolder:
         manifest = self.manifest()
         recorded: dict[str, Recorded] = {}
         for index in range(len(manifest.chunks)):
-            for one in unpack(self._chunk(index), manifest.layers):
-                recorded[one.request.request_id] = one
+            recorded |= {one.request.request_id: one for one in self.read_chunk(index, manifest)}
         return [recorded[request_id] for request_id in manifest.request_ids]
+
+    def read_chunk(self, index: int, manifest: RecordingManifest) -> list[Recorded]:
+        """The requests of one chunk.
+
+        Raises:
+            RecordingError: it is missing or broken, or another recording's.
+        """
+        chunk = unpack(self._chunk(index), manifest.layers, manifest.prompt_states)
+        if {one.request.request_id for one in chunk} != set(manifest.chunks[index]):
+            raise _broken(self._chunk(index), "the manifest names other requests")
+        return chunk
 
     def _chunk(self, index: int) -> Path:
         return self.path / f"chunk-{index:05}.safetensors"
@@ -124,6 +141,8 @@ def pack(recorded: Sequence[Recorded]) -> bytes:
     }
     for layer in recorded[0].hidden_states:
         tensors[f"hidden.{layer}"] = np.concatenate([one.hidden_states[layer] for one in recorded])
+    for layer in recorded[0].prompt_states:
+        tensors[f"prompt_states.{layer}"] = np.concatenate([one.prompt_states[layer] for one in recorded])
     rows = [
         {
             **one.request._asdict(),
@@ -136,7 +155,7 @@ def pack(recorded: Sequence[Recorded]) -> bytes:
     return save(tensors, metadata={"requests": json.dumps(rows)})
 
 
-def unpack(path: Path, layers: Iterable[int]) -> list[Recorded]:
+def unpack(path: Path, layers: Sequence[int], prompt_states: bool = False) -> list[Recorded]:
     """The requests of a file that ``pack`` made.
 
     Raises:
@@ -147,11 +166,28 @@ def unpack(path: Path, layers: Iterable[int]) -> list[Recorded]:
             rows = json.loads(file.metadata()["requests"])
             prompts, outputs, margins = (file.get_tensor(name) for name in ("prompt_ids", "output_ids", "margins"))
             hidden = {layer: file.get_tensor(f"hidden.{layer}") for layer in layers}
+            of_prompts = {layer: file.get_tensor(f"prompt_states.{layer}") for layer in layers if prompt_states}
+        return _requests(rows, prompts, outputs, margins, hidden, of_prompts)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise RecordingError(f"{path}: a missing or broken chunk ({error}); delete it and record again") from None
+        raise _broken(path, str(error)) from None
+
+
+def _broken(path: Path, why: str) -> RecordingError:
+    return RecordingError(f"{path}: a missing or broken chunk ({why}); delete it and record again")
+
+
+def _requests(
+    rows: list[dict[str, Any]],
+    prompts: NDArray[np.int32],
+    outputs: NDArray[np.int32],
+    margins: NDArray[np.float32],
+    hidden: dict[int, NDArray[np.float16]],
+    of_prompts: dict[int, NDArray[np.float16]],
+) -> list[Recorded]:
+    """What ``pack`` laid end to end, request by request."""
     found = []
     prompt_at = output_at = 0
-    for row in rows:
+    for index, row in enumerate(rows):
         prompt = slice(prompt_at, prompt_at := prompt_at + row["prompt_ids"])
         output = slice(output_at, output_at := output_at + row.pop("output_ids"))
         finish_reason = row.pop("finish_reason")
@@ -163,6 +199,7 @@ def unpack(path: Path, layers: Iterable[int]) -> list[Recorded]:
                 finish_reason,
                 margins[output],
                 {layer: states[output] for layer, states in hidden.items()},
+                {layer: states[prompt.start - index : prompt.stop - index - 1] for layer, states in of_prompts.items()},
             )
         )
     return found

@@ -55,10 +55,17 @@ class Document(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A draft: token ids that continue the output, and who proposed them."""
+    """A draft: token ids that continue the output, and who proposed them.
+
+    Attributes:
+        token_ids: the draft.
+        source: who proposed it; empty where nobody did.
+        probabilities: the drafter's own probability of each draft token given those before; empty where it has none.
+    """
 
     token_ids: tuple[int, ...]
     source: str
+    probabilities: tuple[float, ...] = ()
 
 
 class Step(NamedTuple):

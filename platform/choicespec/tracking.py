@@ -16,10 +16,12 @@ from choicespec.errors import TrackingError
 from choicespec.records import Estimate, Measurement
 from choicespec.scorer.table import Row
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec
+from choicespec.training.evaluate import Acceptance
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
 _REACH_TIMEOUT_S = 5
+_MOST_METRICS = 1000  # of one request, as MLflow has it
 _FINGERPRINT, _MEASURED_AT, _EXPERIMENT = "fingerprint", "measured_at", "experiment"
 
 
@@ -62,13 +64,38 @@ class ExperimentRun:
         self, name: str, params: Mapping[str, str], losses: Sequence[float], rows: Sequence[Row], files: Path
     ) -> None:
         """Write a fitted scorer as a child run: the loss of each epoch, its figures on held-out prompts, its files."""
+        figures = dict(metric for row in rows for metric in _scorer_metrics(row))
+        self._log_fitted("scorer", name, params, losses, figures, files)
+
+    def log_drafter(
+        self, name: str, params: Mapping[str, str], losses: Sequence[float], found: Sequence[Acceptance], files: Path
+    ) -> None:
+        """Write a fitted drafter as a child run: the loss of each chunk, its figures on held-out prompts, its files."""
+        figures = {
+            f"{one.task}.{figure}": getattr(one, figure).value
+            for one in found
+            for figure in ("accepted", "accepted_on_path")
+        }
+        self._log_fitted("drafter", name, params, losses, figures, files)
+
+    def _log_fitted(
+        self,
+        kind: str,
+        name: str,
+        params: Mapping[str, str],
+        losses: Sequence[float],
+        figures: Mapping[str, float],
+        files: Path,
+    ) -> None:
         with self._explained():
-            tags = {MLFLOW_PARENT_RUN_ID: self._run_id, "kind": "scorer"}
+            tags = {MLFLOW_PARENT_RUN_ID: self._run_id, "kind": kind}
             run_id = self._client.create_run(self._experiment_id, tags=tags, run_name=name).info.run_id
             now_ms = int(time() * 1e3)
-            metrics = [Metric("loss", loss, now_ms, epoch) for epoch, loss in enumerate(losses, start=1)]
-            metrics += [Metric(key, value, now_ms, 0) for row in rows for key, value in _scorer_metrics(row)]
-            self._client.log_batch(run_id, metrics, [Param(key, value) for key, value in params.items()])
+            metrics = [Metric("loss", loss, now_ms, step) for step, loss in enumerate(losses, start=1)]
+            metrics += [Metric(key, value, now_ms, 0) for key, value in figures.items()]
+            for start in range(0, len(metrics), _MOST_METRICS):
+                self._client.log_batch(run_id, metrics[start : start + _MOST_METRICS])
+            self._client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])
             self._client.log_artifacts(run_id, str(files))
             self._client.set_terminated(run_id)
 

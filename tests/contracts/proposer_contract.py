@@ -6,9 +6,9 @@ from typing import ClassVar, NoReturn
 from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.drafters.registry import Proposers, TargetSide
-from choicespec.records import Document, Proposal, Request
+from choicespec.records import Document, Proposal, Request, Trace
 from choicespec.runtimes.scripted import ScriptedRuntime
-from choicespec.spec.method import Autoregressive, MethodSpec
+from choicespec.spec.method import Autoregressive, Draft, MethodSpec
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from contracts.lossless import assert_lossless
@@ -32,9 +32,13 @@ def _no_scorer() -> NoReturn:
     raise AssertionError("bytes have no hidden states")
 
 
+def _no_drafter(method: Draft) -> NoReturn:
+    raise AssertionError("nor is there a target to draft from")
+
+
 def fresh(method: MethodSpec, documents: Iterable[Document] = ()) -> Proposer:
     """A proposer that has seen nothing, on byte tokens."""
-    side = TargetSide(encode=lambda text: list(text.encode()), step_costs=lambda: COSTS, scorer=_no_scorer)
+    side = TargetSide(lambda text: list(text.encode()), lambda: COSTS, scorer=_no_scorer, drafter=_no_drafter)
     return Proposers(side, lambda: documents).of(method)
 
 
@@ -47,9 +51,23 @@ class ProposerContract:
         """k of a method."""
         raise NotImplementedError
 
+    def fresh(self, method: MethodSpec) -> Proposer:
+        """A proposer that has seen nothing."""
+        return fresh(method)
+
+    def generate(self, request: Request, method: MethodSpec) -> Trace:
+        """Decode a request on a target for tests."""
+        return ScriptedRuntime(ScriptedRuntimeSpec(), PairSpec(target=TargetSpec(model="none"))).generate(
+            request, method
+        )
+
+    def same(self, found: Proposal, expected: Proposal) -> bool:
+        """Whether two proposals for one text agree."""
+        return found == expected
+
     def draft(self, method: MethodSpec, text: list[int], limit: int) -> Proposal:
         """What a fresh proposer proposes after a text."""
-        proposer = fresh(method)
+        proposer = self.fresh(method)
         proposer.begin(request_of(text))
         return proposer.propose(text, limit)
 
@@ -84,11 +102,11 @@ class ProposerContract:
     ) -> None:
         """Fails if anything of one user's request reaches the next one's drafts."""
         method = data.draw(self.methods)
-        proposer = fresh(method)
+        proposer = self.fresh(method)
         for prompt in (last, text):
             proposer.begin(request_of(prompt))
             found = proposer.propose(prompt, limit)
-        assert found == self.draft(method, text, limit)
+        assert self.same(found, self.draft(method, text, limit))
 
     @given(st.data(), Texts, Limits)
     def test_a_growing_text_gives_what_the_whole_text_gives(
@@ -97,17 +115,15 @@ class ProposerContract:
         """Fails if an index that grows with the text misses, repeats or misplaces a part of it."""
         method = data.draw(self.methods)
         lengths = data.draw(st.sets(st.integers(1, len(text))))
-        proposer = fresh(method)
+        proposer = self.fresh(method)
         proposer.begin(request_of(text[: min(lengths, default=1)]))
         for length in sorted(lengths):
-            assert proposer.propose(text[:length], limit) == self.draft(method, text[:length], limit)
+            found = proposer.propose(text[:length], limit)
+            assert self.same(found, self.draft(method, text[:length], limit))
 
     @given(st.data(), st.text(alphabet='f(x=1234, y"); é', min_size=1, max_size=30), st.integers(1, 48))
     def test_the_output_is_plain_decodings(self, data: st.DataObject, prompt: str, max_new_tokens: int) -> None:
         """Fails if a draft can change what is decoded."""
         method = data.draw(self.methods)
-        runtime = ScriptedRuntime(ScriptedRuntimeSpec(), PairSpec(target=TargetSpec(model="none")))
         request = Request("r", tuple(prompt.encode()), max_new_tokens)
-        assert_lossless(
-            [request], lambda r: runtime.generate(r, Autoregressive()), lambda r: runtime.generate(r, method)
-        )
+        assert_lossless([request], lambda r: self.generate(r, Autoregressive()), lambda r: self.generate(r, method))

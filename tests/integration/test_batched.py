@@ -16,7 +16,7 @@ from choicespec.drafters.autoregressive import AutoregressiveDrafter
 from choicespec.recordings import Recorded
 from choicespec.records import FinishReason, Request
 from choicespec.spec.method import Autoregressive
-from integration.small_checkpoints import LAYERS, SPREAD, small_llama
+from integration.small_checkpoints import LAYERS, SPREAD, small_hybrid, small_llama
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, OPTConfig
 
@@ -130,6 +130,7 @@ class Compared(NamedTuple):
         pytest.param((_opt, WIDE), id="opt"),
         pytest.param((_llama_with_small_blocks, WIDE), id="small-blocks"),
         pytest.param((_llama_with_small_blocks, NARROW), id="small-blocks-narrow"),
+        pytest.param((small_hybrid, WIDE), id="linear-attention"),
     ],
 )
 def compared(request: pytest.FixtureRequest) -> Compared:
@@ -164,6 +165,17 @@ def test_states_of_the_token_before_or_after_would_be_caught(compared: Compared)
         shifted = {layer: np.roll(states, shift, axis=0) for layer, states in found.hidden_states.items()}
         with pytest.raises(AssertionError, match="Not equal to tolerance"):
             _assert_same_states(found._replace(hidden_states=shifted), expected)
+
+
+def test_states_of_prompts_are_those_of_the_whole_text() -> None:
+    """Fails if padding counts among a prompt's tokens, or if its last one is kept twice or not at all."""
+    model = _llama()
+    for found in record_batch(model, WIDE, [_rule(r) for r in WIDE], KEPT, prompt_states=True):
+        ids = [*found.request.prompt_ids, *found.output_ids[:-1]]
+        with torch.inference_mode():
+            expected = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[1][0]
+        states = np.concatenate([found.prompt_states[1], found.hidden_states[1]]).astype(np.float32)
+        np.testing.assert_allclose(states, expected.numpy(), rtol=1e-3, atol=5e-3)
 
 
 def test_margins_are_the_targets(compared: Compared) -> None:
@@ -220,7 +232,9 @@ def _no_mask(padded: batched._Prompts) -> batched._Prompts:
 
 
 @pytest.mark.parametrize(
-    ("make", "fault"), [(_opt, _plain_positions), (_opt, _no_mask), (_llama, _no_mask)], ids=lambda f: f.__name__
+    ("make", "fault"),
+    [(_opt, _plain_positions), (_opt, _no_mask), (_llama, _no_mask), (small_hybrid, _no_mask)],
+    ids=lambda f: f.__name__,
 )
 def test_wrong_padding_is_caught(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], fault: Fault) -> None:
     """The planted faults: the tests above must see them in every padded request, and in no other.

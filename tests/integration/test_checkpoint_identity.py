@@ -49,11 +49,20 @@ def test_other_weights_are_another_target(checkpoint: Path, tmp_path: Path) -> N
     assert other.tokenizer == _identity(checkpoint).tokenizer
 
 
+def test_one_layer_that_was_tuned_is_another_target(checkpoint: Path, tmp_path: Path) -> None:
+    """Fails if a fine-tune whose embedding was frozen passes for the model that it was tuned from."""
+    tuned = _model()
+    with torch.no_grad():
+        tuned.model.layers[-1].mlp.down_proj.weight.mul_(1.5)
+    assert _identity(save_checkpoint(tmp_path, tuned)).weights != _identity(checkpoint).weights
+
+
 def test_another_configuration_is_another_target(checkpoint: Path, tmp_path: Path) -> None:
     """Fails if weights that are read in another way pass for the same target."""
     save_checkpoint(tmp_path, _model())
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    for change in ({"num_attention_heads": 8}, {"num_hidden_layers": 2}):
+    rope = {"rope_theta": 5e5, "rope_type": "default"}
+    for change in ({"num_attention_heads": 8}, {"num_hidden_layers": 2}, {"rope_parameters": rope}):
         (tmp_path / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
         assert _identity(tmp_path).weights != _identity(checkpoint).weights
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -75,6 +84,19 @@ def test_the_rest_is_what_the_target_says(checkpoint: Path) -> None:
     assert (plain.precision, rounded.precision) == ("float32", "q4_0 bfloat16")
     assert (plain.hidden_size, plain.num_layers) == (HIDDEN, LAYERS)
     assert rounded.model_copy(update={"precision": "float32"}) == plain
+
+
+def test_a_missing_and_a_broken_file_are_named(tmp_path: Path) -> None:
+    """Fails if a download that was cut short gives a traceback."""
+    several = save_checkpoint(tmp_path, _model(), max_shard_size="100KB")
+    file = sorted(several.glob("*.safetensors"))[-1]
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match=f"{file.name} is broken"):
+        _identity(several)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=f"has no file {file.name}, which its index names"):
+        _identity(several)
 
 
 def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:

@@ -420,7 +420,7 @@ class Compared(NamedTuple):
         for layer in self.scorer.manifest.layers:
             target.watch(layer)
         ranker = _Noting(ScorerRanker(self.scorer, target.hidden_states))
-        proposer = _Placed(ChoiceDrafter(self.live.sources(), ranker, Survival(0.0)), ranker)
+        proposer = _Placed(ChoiceDrafter(self.live.sources(), ranker, Survival(0.0), block_length=8), ranker)
         traces = []
         for number, one in enumerate(self.recorded):
             proposer.number = number

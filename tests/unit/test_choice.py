@@ -134,7 +134,7 @@ def test_what_the_ranker_chooses_is_proposed_as_far_as_it_is_sure() -> None:
     ranker = Last()
     for each in (PriorRanker(), ranker):
         candidates = RequestCandidates(8, 16, lambda text: list(text.encode()), Store(10))
-        proposer = ChoiceDrafter(candidates, each, Survival(0.5))
+        proposer = ChoiceDrafter(candidates, each, Survival(0.5), block_length=8)
         proposer.begin(request_of(text))
         drafts.append(bytes(proposer.propose(text, 64).token_ids).decode())
     [(count, anchor)] = ranker.asked
@@ -148,7 +148,7 @@ def test_a_set_of_none_is_not_ranked() -> None:
     """Fails if a ranker, which chooses one of a set, is asked where there is none."""
     ranker = Last()
     candidates = RequestCandidates(8, 16, lambda text: list(text.encode()), Store(10))
-    proposer = ChoiceDrafter(candidates, ranker, Survival(0.0))
+    proposer = ChoiceDrafter(candidates, ranker, Survival(0.0), block_length=8)
     for text, limit in ((b"abcdef", 64), (b"abcabc", 0)):
         proposer.begin(request_of(list(text)))
         assert proposer.propose(list(text), limit) == Proposal((), "")

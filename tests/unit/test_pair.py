@@ -24,5 +24,5 @@ def test_precision_is_the_dtype_and_the_quantisation(target: dict[str, str], pre
 @pytest.mark.parametrize("quantization", ["q4_1", "Q4_0", "int8", "", 4])
 def test_an_unknown_quantisation_is_refused_with_the_known_ones(quantization: object) -> None:
     """Fails if a mistyped type leaves the weights as they are, so that a whole precision is measured twice."""
-    with pytest.raises(ValidationError, match="'q4_0' or 'q8_0'"):
+    with pytest.raises(ValidationError, match="'q4_0', 'q8_0', 'nf4', 'fp8', 'awq' or 'nvfp4'"):
         TargetSpec.model_validate({"model": "m", "quantization": quantization})

@@ -12,6 +12,7 @@ from choicespec.records import Request, TargetIdentity
 from choicespec.spec.task import PythonRepo, ToolCall
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save
 
 LAYERS = (2, 11)
 HIDDEN = 3
@@ -163,6 +164,36 @@ def test_a_missing_or_broken_chunk_is_named(tmp_path: Path, damage: Callable[[Pa
     damage(file)
     with pytest.raises(RecordingError, match=f"{re.escape(str(file))}: a missing or broken chunk"):
         folder.read()
+
+
+def test_a_chunk_of_other_requests_is_named(tmp_path: Path) -> None:
+    """Fails if a chunk that was copied from another recording gives a traceback, or passes for this one's."""
+    folder = complete(tmp_path)
+    file = tmp_path / "chunk-00001.safetensors"
+    file.write_bytes(pack([one("z")]))
+    with pytest.raises(RecordingError, match=f"{re.escape(str(file))}.*other requests"):
+        folder.read()
+
+
+def test_a_chunk_whose_description_lacks_something_is_named(tmp_path: Path) -> None:
+    """Fails if a file that some other program wrote gives a traceback."""
+    folder = complete(tmp_path)
+    file = tmp_path / "chunk-00001.safetensors"
+    tensors = {
+        name: np.zeros((1, 1), np.float32) for name in ("prompt_ids", "output_ids", "margins", "hidden.2", "hidden.11")
+    }
+    for rows in ('[{"request_id": "a"}]', "[1]", "{}"):
+        file.write_bytes(save(tensors, metadata={"requests": rows}))
+        with pytest.raises(RecordingError, match=re.escape(str(file))):
+            folder.read()
+
+
+def test_chunks_without_a_manifest_are_nobodys(tmp_path: Path) -> None:
+    """Fails if chunks of an unknown target are taken for those of the one that is recorded now."""
+    folder = complete(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(RecordingError, match="chunks without a manifest"):
+        folder.begin(MANIFEST)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"format": 1}', b"[1, 2]"])

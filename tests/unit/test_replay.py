@@ -193,6 +193,7 @@ def test_what_another_machine_pays_changes_how_much_is_verified(recording: Recor
         (Choice(block_length=17), "block_length=17, but a replay reaches 16"),
         (Ngram(max_ngram=9), "max_ngram=9, but a replay reaches 8"),
         (Draft(drafter="d"), "does not say what it drafts"),
+        (Choice(drafters=("d",)), "does not say what it drafts"),
     ],
 )
 def test_what_is_not_recorded_is_said(recording: Recording, method: MethodSpec, reason: str) -> None:

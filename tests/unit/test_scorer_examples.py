@@ -11,13 +11,15 @@ from choicespec.candidates.sets import Candidate, Features, Ranked
 from choicespec.candidates.sources import Store
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.choice import ChoiceDrafter
+from choicespec.drafters.choice import ChoiceDrafter, Survival
+from choicespec.drafters.union import Weighed
 from choicespec.recordings import Recorded
 from choicespec.records import Proposal, Request
 from choicespec.runtimes.scripted import ByteTokenizer
-from choicespec.scorer.examples import NO_TOKEN, Examples, SetArrays, build_examples, hidden_rows, set_arrays
+from choicespec.scorer.examples import NO_TOKEN, Examples, SetArrays, build_examples, set_arrays
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 LENGTH, MOST = 4, 5
 LAYER = 3
@@ -61,6 +63,11 @@ OUTPUTS = st.lists(st.lists(st.sampled_from(b"abc"), min_size=1, max_size=14), m
 FIXED = stream([b"abcabcabb", b"abcabcabcc", b"a", b"cabcab", b"aaaaaaaabc"])
 
 
+def hidden_rows(requests: Sequence[Recorded]) -> NDArray[np.float16]:
+    """The hidden states of all requests, one below the other: what ``Examples.rows`` counts."""
+    return np.concatenate([one.hidden_states[LAYER] for one in requests])
+
+
 def positions(requests: Sequence[Recorded]) -> Iterator[tuple[int, int]]:
     """The requests' numbers, with the tokens of output that a live loop has there: 1 or more, and never all."""
     for number, one in enumerate(requests):
@@ -73,7 +80,7 @@ def test_every_place_where_a_loop_can_stand_is_an_example(outputs: list[list[int
     """Fails if a position is lost, comes twice or out of order, or if its anchor or its hidden state is another's."""
     requests = stream(outputs, spare)
     examples = examples_of(requests)
-    states = hidden_rows(requests, LAYER)
+    states = hidden_rows(requests)
     expected = list(positions(requests))
     assert examples.requests.tolist() == [number for number, _ in expected]
     assert examples.anchors.tolist() == [requests[number].output_ids[known - 1] for number, known in expected]
@@ -226,17 +233,15 @@ class Noting:
         return Ranked(candidates[0], candidates[0].survival)
 
 
-class AtMost:
+class AtMost(Survival):
     """Verifies so many tokens where there are as many."""
 
     def __init__(self, drafted: int) -> None:
+        super().__init__(0.0)
         self._drafted = drafted
 
-    def begin(self) -> None:
-        pass
-
-    def length(self, survival: Sequence[float]) -> int:
-        return min(self._drafted, len(survival))
+    def weigh(self, token_ids: Sequence[int], source: str, survival: Sequence[float]) -> Weighed:
+        return super().weigh(token_ids, source, survival)._replace(length=min(self._drafted, len(survival)))
 
 
 class Counting:
@@ -246,7 +251,7 @@ class Counting:
         self.number = 0
         self.seen: list[Seen] = []
         self._target, self._ranker = target, Noting(target)
-        self._drafter = ChoiceDrafter(sources(), self._ranker, AtMost(drafted))
+        self._drafter = ChoiceDrafter(sources(), self._ranker, AtMost(drafted), block_length=8)
 
     def begin(self, request: Request) -> None:
         self._prompt_tokens = len(request.prompt_ids)
@@ -284,7 +289,7 @@ def live(requests: Sequence[Recorded], drafted: int) -> list[Seen]:
 
 def assert_as_live(examples: Examples, requests: Sequence[Recorded], seen: Sequence[Seen]) -> None:
     """At each live position, the example has the set, the anchor and the hidden state that the loop had."""
-    states = hidden_rows(requests, LAYER)
+    states = hidden_rows(requests)
     row_of = {place: row for row, place in enumerate(positions(requests))}
     assert seen
     for one in seen:

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from choicespec.cluster.placement import bundle, describe_shortage, fits_a_node
 from choicespec.errors import ChoiceSpecError, RecordingError
@@ -26,6 +26,7 @@ class Wanted(NamedTuple):
     task: TaskSpec
     layers: tuple[int, ...]
     folder: RecordingFolder
+    prompt_states: bool = False
 
 
 def record(
@@ -58,6 +59,7 @@ def record(
         target=opened.identity,
         task=wanted.task,
         layers=wanted.layers,
+        prompt_states=wanted.prompt_states,
         chunks=tuple(tuple(request.request_id for request in chunk) for chunk in chunks),
         request_ids=tuple(request.request_id for request in prompts.requests),
     )
@@ -70,9 +72,10 @@ def record(
             [ready], _ = ray.wait(list(pending), num_returns=1)
             wanted.folder.add(pending.pop(ready), ray.get(ready))
             done += 1
-    except RayTaskError as error:
-        cause = error.cause if isinstance(error.cause, ChoiceSpecError) else error
-        raise RecordingError(f"{wanted.task.label}: {cause}") from error
+    except RayError as error:  # what a worker raised, or its death
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        said = cause if isinstance(cause, ChoiceSpecError) else error
+        raise RecordingError(f"{wanted.task.label}: {said}") from error
     finally:
         for reference in pending:
             ray.cancel(reference, force=True)
@@ -86,7 +89,8 @@ def _chunks(requests: Sequence[Request], batch_size: int) -> list[list[Request]]
 
 def _submit(wanted: Wanted, requests: list[Request]) -> Any:
     options = {"num_cpus": wanted.runtime.threads, "num_gpus": wanted.pair.gpus, "max_retries": 2}
-    return _record_chunk.options(**options).remote(wanted.pair, wanted.runtime, requests, wanted.layers)
+    what = (wanted.pair, wanted.runtime, requests, wanted.layers, wanted.prompt_states)
+    return _record_chunk.options(**options).remote(*what)
 
 
 @lru_cache(maxsize=1)
@@ -95,5 +99,7 @@ def _warm(pair: PairSpec, runtime: HfRuntimeSpec) -> HfRuntime:
 
 
 @ray.remote
-def _record_chunk(pair: PairSpec, runtime: HfRuntimeSpec, requests: list[Request], layers: tuple[int, ...]) -> bytes:
-    return pack(_warm(pair, runtime).record(requests, layers))
+def _record_chunk(
+    pair: PairSpec, runtime: HfRuntimeSpec, requests: list[Request], layers: tuple[int, ...], prompt_states: bool
+) -> bytes:
+    return pack(_warm(pair, runtime).record(requests, layers, prompt_states))

@@ -23,24 +23,29 @@ class _Prompts(NamedTuple):
 
 
 def record_batch(
-    model: Any, requests: Sequence[Request], stops: Sequence[StopRule], layers: Sequence[int]
+    model: Any,
+    requests: Sequence[Request],
+    stops: Sequence[StopRule],
+    layers: Sequence[int],
+    prompt_states: bool = False,
 ) -> list[Recorded]:
     """The target's greedy outputs with its hidden states.
 
     A batch is not bit-equal to single requests, so an output may part from the live loop's at a numeric tie.
 
     Args:
-        model: a full-attention ``AutoModelForCausalLM`` in evaluation mode.
+        model: an ``AutoModelForCausalLM`` of full-attention and Gated DeltaNet layers, in evaluation mode.
         requests: one batch.
         stops: the rule of each request.
         layers: the decoder layers to keep, counted from 1.
+        prompt_states: keep them at the prompts' tokens too.
     """
     ids_BP, mask, positions_BP = _padded([request.prompt_ids for request in requests], model.device)
-    cache = RollbackCache()
+    cache = RollbackCache(model)
     finishes: list[FinishReason | None] = [None] * len(requests)
     outputs: list[list[int]] = [[] for _ in requests]
     margins: list[torch.Tensor] = []
-    with torch.inference_mode(), _last_hidden_states(model, layers) as hidden:
+    with torch.inference_mode(), _hidden_states(model, layers, prompt_states) as hidden:
         next_ids, next_positions = ids_BP, positions_BP
         while None in finishes:
             logits_BV = model(
@@ -60,14 +65,20 @@ def record_batch(
             next_ids, next_positions = top.indices[:, :1], next_positions[:, -1:] + 1
             mask = torch.cat([mask, mask.new_ones(len(requests), 1)], dim=1)
     margins_BT = torch.stack(margins, dim=1).numpy()
-    states_BTH = {layer: torch.stack(states, dim=1).numpy() for layer, states in hidden.items()}
+    states_BTH = {layer: torch.cat(states, dim=1).numpy() for layer, states in hidden.items()}
+    width = ids_BP.shape[1] - 1 if prompt_states else 0  # the states before the outputs'
     return [
         Recorded(
             request,
             tuple(output_ids),
             finish,
             margins_BT[row, : len(output_ids)],
-            {layer: as_stored(states[row, : len(output_ids)]) for layer, states in states_BTH.items()},
+            {layer: as_stored(states[row, width : width + len(output_ids)]) for layer, states in states_BTH.items()},
+            {
+                layer: as_stored(states[row, width + 1 - len(request.prompt_ids) : width])
+                for layer, states in states_BTH.items()
+                if prompt_states
+            },
         )
         for row, (request, output_ids, finish) in enumerate(zip(requests, outputs, finishes, strict=True))
         if finish is not None
@@ -83,14 +94,14 @@ def _padded(prompts: Sequence[Sequence[int]], device: Any) -> _Prompts:
 
 
 @contextmanager
-def _last_hidden_states(model: Any, layers: Sequence[int]) -> Iterator[dict[int, list[torch.Tensor]]]:
-    """Collects each layer's (B, H) output at the last token of every pass."""
+def _hidden_states(model: Any, layers: Sequence[int], every: bool) -> Iterator[dict[int, list[torch.Tensor]]]:
+    """Collects each layer's (B, T, H) output at the last token, or at every token, of each pass."""
     found: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
 
     def hook(layer: int) -> Any:
         def keep(module: Any, inputs: Any, output: Any) -> None:
             states = output[0] if isinstance(output, tuple) else output
-            found[layer].append(states[:, -1].float().cpu())
+            found[layer].append((states if every else states[:, -1:]).float().cpu())
 
         return keep
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from choicespec.decoding.linear_attention import GatedDeltaState, record_rules, roll_back
+
 _SPARE_TOKENS = 256
 
 
@@ -60,12 +62,27 @@ class _RollbackLayer(CacheLayerMixin):
 
 
 class RollbackCache(Cache):
-    """A cache of full-attention layers; its buffers are reused from one request to the next."""
+    """A cache of full-attention and Gated DeltaNet layers; its buffers are reused from one request to the next.
 
-    def __init__(self) -> None:
-        super().__init__(layer_class_to_replicate=_RollbackLayer)
+    Args:
+        model: whose layers it is for.
+    """
+
+    def __init__(self, model: Any) -> None:
+        kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+        if "linear_attention" in kinds:
+            super().__init__(
+                layers=[GatedDeltaState() if kind == "linear_attention" else _RollbackLayer() for kind in kinds]
+            )
+            self._rule = record_rules(model)
+        else:
+            super().__init__(layer_class_to_replicate=_RollbackLayer)
 
     def keep(self, length: int) -> None:
-        """Forget every token after the first ``length``."""
+        """Forget every token after the first ``length``; of Gated DeltaNet layers, only the last block's can go."""
+        states = [layer for layer in self.layers if isinstance(layer, GatedDeltaState)]
         for layer in self.layers:
-            layer.length = length
+            if isinstance(layer, _RollbackLayer):
+                layer.length = length
+        if states:
+            roll_back(states, length, self._rule)

@@ -5,25 +5,28 @@ Shapes: T tokens of a block, V vocabulary, H hidden size.
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from choicespec.decoding.cache import RollbackCache
+from choicespec.decoding.tap import Tap
 
 
 class CausalLmTarget:
     """Greedy choices, rollback and hidden states of one model, one request at a time.
 
     Args:
-        model: a full-attention ``AutoModelForCausalLM`` in evaluation mode.
+        model: an ``AutoModelForCausalLM`` of full-attention and Gated DeltaNet layers, in evaluation mode.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._cache = RollbackCache()
+        self._cache = RollbackCache(model)
         self._length = 0  # tokens in the cache before the block just verified
         self._watched: set[int] = set()
         self._hidden_TH: dict[int, torch.Tensor] = {}
+        self._taps: WeakSet[Tap] = WeakSet()  # a drafter that is gone wants no more
         self._last_kept = 0
 
     def watch(self, layer: int) -> None:
@@ -35,11 +38,21 @@ class CausalLmTarget:
             self._watched.add(layer)
             layers[layer - 1].register_forward_hook(self._keep_hidden(layer))
 
+    def tap(self, layers: Sequence[int]) -> Tap:
+        """From now on, the hidden states of some layers at every kept position; for a drafter, until it reads them."""
+        for layer in layers:
+            self.watch(layer)
+        self._taps.add(tap := Tap(layers))
+        return tap
+
     def prefill(self, prompt_ids: Sequence[int]) -> int:
         """Fill an empty cache with the prompt; only its last position goes through the LM head."""
         self._cache.keep(0)
         first = self._forward(prompt_ids, logits_to_keep=1)
         self._length, self._last_kept = len(prompt_ids), len(prompt_ids) - 1
+        for tap in self._taps:
+            tap.restart()
+            tap.keep(self._hidden_TH, len(prompt_ids))
         return first[0]
 
     def verify(self, block_ids: Sequence[int]) -> list[int]:
@@ -51,10 +64,49 @@ class CausalLmTarget:
         self._length += num_tokens
         self._cache.keep(self._length)
         self._last_kept = num_tokens - 1
+        for tap in self._taps:
+            tap.keep(self._hidden_TH, num_tokens)
 
     def hidden_states(self, layer: int) -> torch.Tensor:
         """The (H,) output of a watched layer at the last token in the cache, which is the one before the anchor."""
         return self._hidden_TH[layer][self._last_kept]
+
+    def embed(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """The (T, H) rows of the input embedding, as they are stored."""
+        rows = torch.tensor(token_ids, dtype=torch.long, device=self._model.device)
+        return torch.nn.functional.embedding(rows, self._model.get_input_embeddings().weight)
+
+    def final_norm(self, hidden_TH: torch.Tensor) -> torch.Tensor:
+        """The (T, H) states that the LM head reads, of the last layer's."""
+        normed: torch.Tensor = self._model.get_decoder().norm(hidden_TH)
+        return normed
+
+    def lm_head(self, hidden_TH: torch.Tensor) -> torch.Tensor:
+        """The (T, V) logits of normed states."""
+        logits: torch.Tensor = self._model.get_output_embeddings()(hidden_TH)
+        return logits
+
+    def lm_head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The (T, H) rows of the LM head for some tokens."""
+        rows: torch.Tensor = self._model.get_output_embeddings().weight[token_ids.to(self._model.device)]
+        return rows
+
+    @property
+    def config(self) -> Any:
+        """The model's configuration."""
+        return self._model.config.get_text_config()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is, and its drafters go."""
+        device: torch.device = self._model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        dtype: torch.dtype = self._model.dtype
+        return dtype
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The largest logit minus the second largest after ``token_ids``, without a cache."""

@@ -1,4 +1,4 @@
-"""Finite candidate sets: the best candidate is verified as a draft."""
+"""Finite candidate sets, and drafters beside them: the best candidate or draft is verified."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -7,6 +7,7 @@ from typing import Protocol
 from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sets import Candidate, Ranked
 from choicespec.decoding.step_cost import StepCosts, best_length
+from choicespec.drafters.union import CalledDrafter, Payoff, Weighed, improve
 from choicespec.records import Proposal, Request
 
 _NOTHING = Proposal((), "")
@@ -29,30 +30,26 @@ class PriorRanker:
         return Ranked(candidates[0], candidates[0].survival)
 
 
-class LengthRule(Protocol):
-    """Says how many tokens of the chosen candidate are verified."""
-
-    def begin(self) -> None:
-        """Start a request; nothing of an earlier one is remembered, so that the order of requests changes no draft."""
-        ...
-
-    def length(self, survival: Sequence[float]) -> int:
-        """Draft tokens to verify, at each step in turn; ``survival`` is empty where there is no candidate."""
-        ...
-
-
 class Survival:
-    """Verifies each token that survives with at least a fixed probability."""
+    """Verifies each token that survives with at least a fixed probability; time is worth nothing."""
 
     def __init__(self, least: float) -> None:
         self._least = least
 
     def begin(self) -> None:
-        """See ``LengthRule.begin``."""
+        """See ``Payoff.begin``."""
 
-    def length(self, survival: Sequence[float]) -> int:
-        """See ``LengthRule.length``."""
-        return sum(1 for _ in takewhile(lambda probability: probability >= self._least, survival))
+    def weigh(self, token_ids: Sequence[int], source: str, survival: Sequence[float]) -> Weighed:
+        """See ``Payoff.weigh``."""
+        likely = list(takewhile(lambda probability: probability >= self._least, survival))
+        return Weighed(token_ids, source, survival, len(likely), 1 + sum(likely))
+
+    def price(self, ms: float) -> float:
+        """Nothing."""
+        return 0.0
+
+    def take(self, chosen: Weighed, drafting_ms: float) -> None:
+        """Nothing to note."""
 
 
 class ByCost:
@@ -63,44 +60,72 @@ class ByCost:
         self.begin()
 
     def begin(self) -> None:
-        """See ``LengthRule.begin``; the rate starts at plain decoding's."""
+        """See ``Payoff.begin``; the rate starts at plain decoding's."""
         self._tokens, self._ms = 1.0, self._costs.of(1)
 
-    def length(self, survival: Sequence[float]) -> int:
-        """See ``LengthRule.length``."""
+    def weigh(self, token_ids: Sequence[int], source: str, survival: Sequence[float]) -> Weighed:
+        """See ``Payoff.weigh``."""
         length = best_length(survival, self._costs, self._tokens / self._ms)
-        self._tokens = REMEMBERED * self._tokens + 1 + sum(survival[:length])
-        self._ms = REMEMBERED * self._ms + self._costs.of(length + 1)
-        return length
+        gain = 1 + sum(survival[:length]) - self.price(self._costs.of(length + 1))
+        return Weighed(token_ids, source, survival, length, gain)
+
+    def price(self, ms: float) -> float:
+        """What is expected of that time elsewhere."""
+        return ms * self._tokens / self._ms
+
+    def take(self, chosen: Weighed, drafting_ms: float) -> None:
+        """See ``Payoff.take``."""
+        self._tokens = REMEMBERED * self._tokens + 1 + sum(chosen.survival[: chosen.length])
+        self._ms = REMEMBERED * self._ms + self._costs.of(chosen.length + 1) + drafting_ms
 
 
 class ChoiceDrafter:
-    """Proposes the candidate that the ranker chooses, as far as verifying it pays.
+    """Proposes the best of a finite set, and of the drafts of drafters beside it, as far as verifying it pays.
 
     Args:
         candidates: the sets.
-        ranker: chooses.
-        length: how many of the chosen tokens are verified.
+        ranker: chooses of a set.
+        payoff: weighs the chosen candidate and the drafts.
+        block_length: the most tokens that a drafter is asked for.
+        drafters: those beside the set, each behind its gate.
     """
 
-    def __init__(self, candidates: RequestCandidates, ranker: Ranker, length: LengthRule) -> None:
-        self._candidates, self._ranker, self._length = candidates, ranker, length
+    def __init__(
+        self,
+        candidates: RequestCandidates,
+        ranker: Ranker,
+        payoff: Payoff,
+        block_length: int,
+        drafters: Sequence[CalledDrafter] = (),
+    ) -> None:
+        self._candidates, self._ranker, self._payoff = candidates, ranker, payoff
+        self._block_length, self._drafters = block_length, drafters
 
     def begin(self, request: Request) -> None:
         """Draw the request's sources."""
         self._candidates.begin(request)
-        self._length.begin()
+        self._payoff.begin()
+        for drafter in self._drafters:
+            drafter.begin(request)
 
     def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
-        """The best candidate's first tokens, or nothing where there is no candidate or none pays."""
-        found = self._candidates.candidates(token_ids, limit)
-        if not found:
-            self._length.length(())
-            return _NOTHING
-        candidate, survival = self._ranker.best(found, token_ids[-1])
-        length = self._length.length(survival)
-        return Proposal(candidate.token_ids[:length], candidate.source) if length else _NOTHING
+        """The best draft's first tokens, or nothing where there is none or none pays."""
+        best, drafting_ms = self._best_candidate(token_ids, limit), 0.0
+        if limit > 0:
+            best, drafting_ms = improve(best, self._drafters, token_ids, min(limit, self._block_length))
+        self._payoff.take(best, drafting_ms)
+        return Proposal(tuple(best.token_ids[: best.length]), best.source) if best.length else _NOTHING
 
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:
         """Keep the output for later requests; the same request never sees its own."""
         self._candidates.finish(request, output_ids)
+        for drafter in self._drafters:
+            drafter.finish(request, output_ids)
+
+    def _best_candidate(self, token_ids: Sequence[int], limit: int) -> Weighed:
+        """The ranker's choice, weighed; an empty draft where there is no candidate."""
+        found = self._candidates.candidates(token_ids, limit)
+        if not found:
+            return self._payoff.weigh((), "", ())
+        candidate, survival = self._ranker.best(found, token_ids[-1])
+        return self._payoff.weigh(candidate.token_ids, candidate.source, survival)

@@ -1,4 +1,4 @@
-"""The table of proposers: a kind of method to what makes its proposer, imported on use."""
+"""The tables of proposers and of neural drafters: a kind to what makes one, imported on use."""
 
 import importlib
 from collections.abc import Callable, Iterable
@@ -10,13 +10,20 @@ from choicespec.candidates.sources import Store
 from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.drafters.choice import ByCost, ChoiceDrafter, PriorRanker, Ranker, Survival
+from choicespec.drafters.union import Below, ByGain, CalledDrafter, Gate, Payoff, always
 from choicespec.records import Document
-from choicespec.spec.method import Choice, MethodSpec
+from choicespec.spec.method import Choice, Draft, MethodSpec
 
 PROPOSERS = {
     "autoregressive": "choicespec.drafters.autoregressive:AutoregressiveDrafter",
     "ngram": "choicespec.drafters.ngram:NgramDrafter",
     "choice": "choicespec.drafters.choice:ChoiceDrafter",
+}
+# By the kind of the pair's drafter. They need the target's hidden states, and torch.
+DRAFTERS = {
+    "dflash": "choicespec.drafters.dflash:DFlashCheckpoint",
+    "dflash2": "choicespec.drafters.dflash2:DFlash2Checkpoint",
+    "mtp": "choicespec.drafters.mtp:MtpCheckpoint",
 }
 
 
@@ -27,11 +34,19 @@ class TargetSide(NamedTuple):
         encode: the target's tokenizer.
         step_costs: what its verifications cost.
         scorer: the pair's scorer, reading the target's hidden states.
+        drafter: one of the pair's drafters, reading the target's hidden states.
     """
 
     encode: Callable[[str], list[int]]
     step_costs: Callable[[], StepCosts]
     scorer: Callable[[], Ranker]
+    drafter: Callable[[Draft], Proposer]
+
+
+def made_on_use(place: str) -> Any:
+    """What a table names as "module:name"."""
+    module, name = place.split(":")
+    return getattr(importlib.import_module(module), name)
 
 
 class Proposers:
@@ -47,21 +62,40 @@ class Proposers:
         self._made: dict[MethodSpec, Proposer] = {}
 
     def of(self, method: MethodSpec) -> Proposer:
-        """The proposer of a method of one of the kinds in ``PROPOSERS``."""
+        """The proposer of a method of one of the kinds in ``PROPOSERS``, or of one that drafts."""
         if method not in self._made:
-            module, name = PROPOSERS[method.kind].split(":")
-            make: Any = getattr(importlib.import_module(module), name)
-            self._made[method] = self._choice(method) if isinstance(method, Choice) else make(method)
+            self._made[method] = self._make(method)
         return self._made[method]
+
+    def _make(self, method: MethodSpec) -> Proposer:
+        if isinstance(method, Draft):
+            return self._target.drafter(method)
+        if isinstance(method, Choice):
+            return self._choice(method)
+        proposer: Proposer = made_on_use(PROPOSERS[method.kind])(method)
+        return proposer
 
     def _choice(self, method: Choice) -> ChoiceDrafter:
         assert method.selection != "oracle", "every runtime refuses it"
         target = self._target
         candidates = RequestCandidates(method.block_length, method.num_candidates, target.encode, self._repository)
         ranker = target.scorer() if method.selection == "scorer" else PriorRanker()
-        length = ByCost(target.step_costs()) if method.min_survival is None else Survival(method.min_survival)
-        return ChoiceDrafter(candidates, ranker, length)
+        payoff = ByCost(target.step_costs()) if method.min_survival is None else Survival(method.min_survival)
+        drafters = [
+            CalledDrafter(draft.drafter, self.of(draft), payoff, gate)
+            for draft, gate in zip(method.calls, _gates(method, payoff), strict=True)
+        ]
+        return ChoiceDrafter(candidates, ranker, payoff, method.block_length, drafters)
 
     @cached_property
     def _repository(self) -> Store:
         return repository_of(self._documents(), self._target.encode)
+
+
+def _gates(method: Choice, payoff: Payoff) -> list[Gate]:
+    """The gate of each drafter of a method."""
+    if method.gate is None:
+        return [always for _ in method.drafters]
+    if method.gate == "cost":
+        return [ByGain(payoff) for _ in method.drafters]
+    return [Below(threshold) for threshold in method.gate]

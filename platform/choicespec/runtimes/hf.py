@@ -7,24 +7,27 @@ from typing import Any
 import torch
 import transformers
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from choicespec.decoding.batched import record_batch
 from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
+from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.small_blocks import use_small_blocks
 from choicespec.decoding.step_cost import StepCosts, measure_step_costs, time_verifications
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
+from choicespec.drafters.checkpoint import TargetShape
+from choicespec.drafters.registry import DRAFTERS, PROPOSERS, Proposers, TargetSide, made_on_use
 from choicespec.errors import CheckpointError, PromptTooLong, ScorerError, TaskDataError, Unsupported
 from choicespec.recordings import Recorded
 from choicespec.records import Document, Request, TargetIdentity, Trace
 from choicespec.runtimes.checkpoints import identify, input_embedding, locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
-from choicespec.runtimes.quantized import round_weights
+from choicespec.runtimes.hf_target import layers_refusal, read_config, target_refusal
+from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
-from choicespec.spec.method import ONLY_REPLAYED, Choice, MethodSpec, TransformersGenerate, is_oracle
+from choicespec.spec.method import ONLY_REPLAYED, Choice, Draft, MethodSpec, TransformersGenerate, is_oracle
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.tasks.tokenizer import Message, Tokenizer, Tool
@@ -74,23 +77,29 @@ class HfRuntime:
         transformers.logging.disable_progress_bar()
         self._spec, self._pair = spec, pair
         self._checkpoint = locate(pair.target.model, pair.target.revision)
+        self._config = read_config(pair.target)
+        reason = layers_refusal(self._config)
+        if reason is not None:
+            raise Unsupported("hf", "every method", reason)
         try:
-            config = AutoConfig.from_pretrained(self._checkpoint, revision=pair.target.revision).get_text_config()
             tokenizer = AutoTokenizer.from_pretrained(self._checkpoint, revision=pair.target.revision)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot read {pair.target.model!r}: {error}") from error
-        other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-        if other_layers:
-            raise Unsupported("hf", "every method", f"{pair.target.model} has {', '.join(sorted(other_layers))} layers")
         self.tokenizer: Tokenizer = HfTokenizer(tokenizer)
+        config = self._config.get_text_config()
         self.context_tokens: int = config.max_position_embeddings
-        self.device = torch.cuda.get_device_name() if pair.gpus else "cpu"
         self.precision = pair.target.precision
         self._eos_ids = self._read_eos_ids(config)
         self.model: Any = None  # the transformers model, once ``load`` has read it
         self._target: CausalLmTarget | None = None
         self._costs: StepCosts | None = None
+        self._drafters: dict[str, Any] = {}  # the checkpoints of the pair's drafters that are in use
         self.use_repository(tuple)
+
+    @cached_property
+    def device(self) -> str:
+        """Asked of CUDA by the worker that has the GPU; whoever only reads the checkpoint needs none."""
+        return str(torch.cuda.get_device_name()) if self._pair.gpus else "cpu"
 
     @cached_property
     def identity(self) -> TargetIdentity:
@@ -112,12 +121,20 @@ class HfRuntime:
             return f"it runs a pair on one GPU or the CPU, but gpus={pair.gpus}"
         if pair.target.dtype == "gguf":
             return "it computes in torch's types, not in a GGUF's; set target.dtype: float32"
-        if method.kind not in PROPOSERS and not isinstance(method, TransformersGenerate):
+        if method.kind not in PROPOSERS and not isinstance(method, Draft | TransformersGenerate):
             return "it has no proposer of that kind"
         if is_oracle(method):
             return ONLY_REPLAYED
-        if isinstance(method, Choice) and method.selection == "scorer":
-            return _scorer_refusal(pair, method)
+        reason = target_refusal(pair, method)
+        if reason is not None:
+            return reason
+        if isinstance(method, Draft):
+            return _drafter_refusal(pair, method)
+        if isinstance(method, Choice):
+            reasons = [HfRuntime.refusal(pair, draft) for draft in method.calls]
+            if method.selection == "scorer":
+                reasons.append(_scorer_refusal(pair, method))
+            return next((reason for reason in reasons if reason is not None), None)
         return None
 
     def load(self) -> None:
@@ -132,10 +149,11 @@ class HfRuntime:
                 revision=target.revision,
                 dtype=getattr(torch, target.dtype),
                 use_safetensors=True,  # other weight files are pickles, which can run code
+                **loading_settings(target, self._config),
             )
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot load {target.model!r}: {error}") from error
-        if target.quantization is not None:
+        if target.quantization == "q4_0" or target.quantization == "q8_0":
             round_weights(model, target.quantization)
         self.model = model.to("cuda" if self._pair.gpus else "cpu").eval()
         use_small_blocks(self.model)
@@ -143,7 +161,8 @@ class HfRuntime:
 
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
-        self._proposers = Proposers(TargetSide(self.tokenizer.encode, self._step_costs, self._scorer), documents)
+        side = TargetSide(self.tokenizer.encode, self._step_costs, self._scorer, self._drafter)
+        self._proposers = Proposers(side, documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
         """Decode one request greedily."""
@@ -158,8 +177,9 @@ class HfRuntime:
         proposer.finish(request, found.output_ids)
         return found
 
-    def record(self, requests: Sequence[Request], layers: Sequence[int]) -> list[Recorded]:
-        """Decode requests greedily as one batch, keeping the outputs of some decoder layers.
+    def record(self, requests: Sequence[Request], layers: Sequence[int], prompt_states: bool = False) -> list[Recorded]:
+        """Decode requests greedily as one batch, keeping the outputs of some decoder layers; at the prompts' tokens too
+        where they are wanted.
 
         Raises:
             PromptTooLong: before the target runs.
@@ -167,7 +187,8 @@ class HfRuntime:
         for request in requests:
             self._check_length(request)
         self.load()
-        return record_batch(self.model, requests, [self._stop_rule(request) for request in requests], layers)
+        stops = [self._stop_rule(request) for request in requests]
+        return record_batch(self.model, requests, stops, layers, prompt_states)
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""
@@ -205,6 +226,18 @@ class HfRuntime:
         for layer in manifest.layers:
             self._target.watch(layer)
         return ScorerRanker(load_scorer(folder, manifest, self._embed), self._target.hidden_states)
+
+    def _drafter(self, method: Draft) -> Proposer:
+        """One of the pair's drafters on this target; methods with other k share its weights.
+
+        Raises:
+            CheckpointError: it is missing, broken or for another target.
+        """
+        assert self._target is not None, "a method is made once the weights are there"
+        if method.drafter not in self._drafters:
+            self._drafters[method.drafter] = open_drafter(self._pair, method.drafter)
+        drafter: Proposer = self._drafters[method.drafter].drafter(self._target, method.num_draft_tokens)
+        return drafter
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         embedding = self.model.get_input_embeddings()
@@ -247,4 +280,33 @@ def _scorer_refusal(pair: PairSpec, method: Choice) -> str | None:
         return str(error)
     if method.block_length > manifest.block_length:
         return f"its scorer judges {manifest.block_length} tokens at most, but block_length is {method.block_length}"
+    return None
+
+
+def open_drafter(pair: PairSpec, name: str) -> Any:
+    """The checkpoint of one of a pair's drafters, compared with the target by both their descriptions; no weights.
+
+    Raises:
+        CheckpointError: it is missing, of a kind that has no proposer here, or made for another target.
+    """
+    spec = pair.drafters.get(name)
+    if spec is None:
+        raise CheckpointError(f"the pair has no drafter {name!r}; known: {', '.join(pair.drafters) or 'none'}")
+    if spec.kind not in DRAFTERS:
+        raise CheckpointError(f"drafter {name!r} is of kind {spec.kind!r}; known here: {', '.join(DRAFTERS)}")
+    config = read_config(pair.target).get_text_config()
+    target = TargetShape(config.hidden_size, config.vocab_size, config.num_hidden_layers)
+    if spec.model is None:
+        place, revision = locate(pair.target.model, pair.target.revision), pair.target.revision
+    else:
+        place, revision = locate(spec.model, None, f"pair.drafters.{name}.model"), None
+    return made_on_use(DRAFTERS[spec.kind])(place, target, revision)
+
+
+def _drafter_refusal(pair: PairSpec, method: Draft) -> str | None:
+    """Why a drafter cannot draft for the pair's target, or None."""
+    try:
+        open_drafter(pair, method.drafter)
+    except CheckpointError as error:
+        return str(error)
     return None

@@ -10,7 +10,7 @@ from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
 from choicespec.errors import PromptTooLong
 from choicespec.records import Document, Request, Trace
-from choicespec.spec.method import ONLY_REPLAYED, MethodSpec, is_oracle, uses_scorer
+from choicespec.spec.method import ONLY_REPLAYED, Draft, MethodSpec, drafters_of, is_oracle, uses_scorer
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from choicespec.tasks.tokenizer import Tokenizer
@@ -23,6 +23,10 @@ _COSTS = StepCosts((1, 1024), (1.0, 1.0))  # a verification costs the same whate
 
 def _no_scorer() -> NoReturn:
     raise AssertionError("a table has no hidden states, and its runtime refuses methods that score")
+
+
+def _no_drafter(method: Draft) -> NoReturn:
+    raise AssertionError(f"{method.label} is refused before anything is loaded")
 
 
 class ByteTokenizer:
@@ -106,6 +110,8 @@ class ScriptedRuntime:
             return "a scorer reads hidden states, and its table has none"
         if is_oracle(method):
             return ONLY_REPLAYED
+        if drafters_of(method):
+            return "it has no drafters"
         return None if method.kind in PROPOSERS else "it has no proposer of that kind"
 
     def load(self) -> None:
@@ -113,7 +119,8 @@ class ScriptedRuntime:
 
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
-        self._proposers = Proposers(TargetSide(self.tokenizer.encode, lambda: self._costs, _no_scorer), documents)
+        side = TargetSide(self.tokenizer.encode, lambda: self._costs, _no_scorer, _no_drafter)
+        self._proposers = Proposers(side, documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
         """Decode one request."""

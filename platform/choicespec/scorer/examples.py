@@ -106,11 +106,6 @@ def build_examples(
     )
 
 
-def hidden_rows(recorded: Sequence[Recorded], layer: int) -> NDArray[np.float16]:
-    """A layer's hidden states of all requests, one below the other: what ``Examples.rows`` counts."""
-    return np.concatenate([one.hidden_states[layer] for one in recorded])
-
-
 def _common(candidate: Sequence[int], output_ids: Sequence[int], position: int) -> int:
     count = 0
     for own, said in zip(candidate, output_ids[position:], strict=False):

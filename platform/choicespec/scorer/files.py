@@ -1,7 +1,9 @@
 """A scorer on disk: weights as safetensors, and a JSON file that says what they are for."""
 
 import json
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
 import torch
@@ -61,11 +63,16 @@ class Scorer(NamedTuple):
 
 
 def save_scorer(folder: Path, scorer: Scorer) -> None:
-    """Write a scorer; what the folder held of an earlier one is replaced."""
+    """Write a scorer; what the folder held of an earlier one is replaced, and stays until the new one is written."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous() for name, value in scorer.net.state_dict().items()}, folder / SCORER_WEIGHTS)
-    content = scorer.manifest.model_dump(mode="json")
-    (folder / _MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    with TemporaryDirectory(dir=folder) as name:
+        partial = Path(name)
+        weights = {name: value.contiguous() for name, value in scorer.net.state_dict().items()}
+        save_file(weights, partial / SCORER_WEIGHTS)
+        content = scorer.manifest.model_dump(mode="json")
+        (partial / _MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        for file in (SCORER_WEIGHTS, _MANIFEST):
+            os.replace(partial / file, folder / file)
 
 
 def find_scorer(spec: ScorerSpec, target: TargetIdentity) -> Path:

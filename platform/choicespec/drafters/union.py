@@ -1,0 +1,208 @@
+"""Drafters beside a finite set: their drafts are weighed with its best candidate, and a gate may spare the call."""
+
+from bisect import bisect
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import inf
+from operator import attrgetter, mul
+from statistics import mean
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+from choicespec.decoding.proposer import Proposer
+from choicespec.records import Proposal, Request
+
+_EDGES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99)  # of probabilities that are judged together
+_OWN_WORD = 8.0  # tokens seen, that a drafter's own probability counts for
+_UNSURE = 0.5  # of a token of which its drafter says nothing
+_REMEMBERED_CALLS = 32
+_CALLS_TO_JUDGE = 8  # before a gate trusts what it has seen of a drafter
+_STEPS_UNTIL_A_LOOK = 64  # without a call, after which a drafter is called to see whether it has improved
+
+
+class Weighed(NamedTuple):
+    """A draft that could be verified.
+
+    Attributes:
+        token_ids: all of its tokens.
+        source: who proposes it.
+        survival: the probability that each prefix is accepted, shortest first.
+        length: how many of its tokens are worth verifying.
+        gain: tokens that a step with so many of them is expected to yield, less what its time is worth in tokens; to
+            be compared with other drafts of the same step.
+    """
+
+    token_ids: Sequence[int]
+    source: str
+    survival: Sequence[float]
+    length: int
+    gain: float
+
+    @property
+    def expected_accepted(self) -> float:
+        """The expected accepted length, were all of it verified."""
+        return sum(self.survival)
+
+
+class Payoff(Protocol):
+    """Weighs the drafts of a step. One request at a time."""
+
+    def begin(self) -> None:
+        """Start a request; nothing of an earlier one is remembered, so that the order of requests changes no draft."""
+        ...
+
+    def weigh(self, token_ids: Sequence[int], source: str, survival: Sequence[float]) -> Weighed:
+        """A draft with what it yields."""
+        ...
+
+    def price(self, ms: float) -> float:
+        """What time is worth, in tokens."""
+        ...
+
+    def take(self, chosen: Weighed, drafting_ms: float) -> None:
+        """End each step: what is verified, an empty draft where nothing is, and the time that drafters took."""
+        ...
+
+
+class Calibration:
+    """How often a drafter's tokens are right, by the probability that it gives them itself.
+
+    The share of right tokens among those of about the same probability, with the drafter's own word as a few tokens
+    seen before: the mean of a beta posterior (Gelman et al., "Bayesian Data Analysis", section 2.4).
+    """
+
+    def __init__(self) -> None:
+        self._seen, self._right = [0] * (len(_EDGES) + 1), [0] * (len(_EDGES) + 1)
+
+    def survival(self, probabilities: Sequence[float]) -> list[float]:
+        """The probability that each prefix is accepted, from that of each token given those before."""
+        return list(accumulate(map(self._calibrated, probabilities), mul))
+
+    def learn(self, drafted: Proposal, said: Sequence[int]) -> None:
+        """Compare a draft with how the output went on; beyond the first wrong token nothing is known."""
+        for token_id, probability, own_id in zip(drafted.token_ids, drafted.probabilities, said, strict=False):
+            place = bisect(_EDGES, probability)
+            self._seen[place] += 1
+            if token_id != own_id:
+                break
+            self._right[place] += 1
+
+    def _calibrated(self, probability: float) -> float:
+        place = bisect(_EDGES, probability)
+        return (self._right[place] + _OWN_WORD * probability) / (self._seen[place] + _OWN_WORD)
+
+
+class CalledDrafter:
+    """A drafter, and what is known of it: how right it is, what its drafts yielded, and how long they took.
+
+    Args:
+        name: what the pair calls it.
+        proposer: the drafter; it catches up by itself after steps at which it was not called.
+        payoff: weighs its drafts.
+        gate: what calling it promises.
+        clock: seconds.
+
+    Attributes:
+        gains, calls_ms: of its last calls.
+        idle_steps: since the last one.
+    """
+
+    def __init__(
+        self, name: str, proposer: Proposer, payoff: Payoff, gate: "Gate", clock: Callable[[], float] = perf_counter
+    ) -> None:
+        self._name, self._proposer, self._payoff, self._gate, self._clock = name, proposer, payoff, gate, clock
+        self._calibration = Calibration()
+        self._drafted: list[tuple[int, Proposal]] = []  # in this request, each with the length of the text before it
+        self.gains: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
+        self.calls_ms: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
+        self.idle_steps = 0
+
+    def begin(self, request: Request) -> None:
+        """Start a request."""
+        self._drafted = []
+        self._proposer.begin(request)
+
+    def promise(self, best: Weighed) -> float:
+        """What a call would add to the best draft so far, in tokens; only a positive promise is worth it."""
+        return self._gate(self, best)
+
+    def draft(self, token_ids: Sequence[int], limit: int) -> Weighed:
+        """Call it."""
+        started = self._clock()
+        drafted = self._proposer.propose(token_ids, limit)
+        self.calls_ms.append((self._clock() - started) * 1e3)
+        drafted = drafted._replace(probabilities=drafted.probabilities or (_UNSURE,) * len(drafted.token_ids))
+        self._drafted.append((len(token_ids), drafted))
+        found = self._payoff.weigh(drafted.token_ids, self._name, self._calibration.survival(drafted.probabilities))
+        self.gains.append(found.gain)
+        self.idle_steps = 0
+        return found
+
+    def finish(self, request: Request, output_ids: Sequence[int]) -> None:
+        """Learn from what became of the request's drafts, verified or not."""
+        for length, drafted in self._drafted:
+            self._calibration.learn(drafted, output_ids[length - len(request.prompt_ids) :])
+        self._proposer.finish(request, output_ids)
+
+
+Gate = Callable[[CalledDrafter, Weighed], float]
+
+
+def always(drafter: CalledDrafter, best: Weighed) -> float:
+    """The gate of a union: every drafter is called at every step."""
+    return inf
+
+
+class Below:
+    """The gate of a hybrid: a drafter is called where the best expected accepted length is below a threshold."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+
+    def __call__(self, drafter: CalledDrafter, best: Weighed) -> float:
+        """How far the best draft is below the threshold."""
+        return self._threshold - best.expected_accepted
+
+
+class ByGain:
+    """The gate of a hybrid by measured costs: a drafter is called where its drafts of late would have been so much
+    better than the best of this step that its time is worth it."""
+
+    def __init__(self, payoff: Payoff) -> None:
+        self._payoff = payoff
+
+    def __call__(self, drafter: CalledDrafter, best: Weighed) -> float:
+        """The mean of what the drafts of late would add, less the price of a call."""
+        if len(drafter.gains) < _CALLS_TO_JUDGE or drafter.idle_steps > _STEPS_UNTIL_A_LOOK:
+            return inf
+        added = mean(max(gain - best.gain, 0.0) for gain in drafter.gains)
+        return added - self._payoff.price(mean(drafter.calls_ms))
+
+
+class Improved(NamedTuple):
+    """The best draft after some drafters were called, and the time that they took."""
+
+    best: Weighed
+    drafting_ms: float
+
+
+def improve(best: Weighed, drafters: Sequence[CalledDrafter], token_ids: Sequence[int], limit: int) -> Improved:
+    """Call the most promising drafter, as long as one promises anything.
+
+    Args:
+        best: the set's best candidate, or an empty draft.
+        drafters: the first one among equals is called first.
+        token_ids, limit: as ``Proposer.propose`` takes them.
+    """
+    waiting, drafting_ms = list(drafters), 0.0
+    while waiting:
+        promises = [drafter.promise(best) for drafter in waiting]
+        if max(promises) <= 0:
+            break
+        drafter = waiting.pop(promises.index(max(promises)))
+        best = max(best, drafter.draft(token_ids, limit), key=attrgetter("gain"))
+        drafting_ms += drafter.calls_ms[-1]
+    for drafter in waiting:
+        drafter.idle_steps += 1
+    return Improved(best, drafting_ms)

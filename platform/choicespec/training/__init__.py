@@ -1,0 +1,1 @@
+"""Fitting neural drafters to what the target said."""

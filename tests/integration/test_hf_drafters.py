@@ -1,0 +1,140 @@
+"""Neural drafters on the hf runtime: read from checkpoints, refused before anything loads, lossless."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from choicespec.errors import Unsupported
+from choicespec.records import Request
+from choicespec.runtimes.hf import HfRuntime
+from choicespec.runtimes.runtime import check_supported
+from choicespec.spec.method import Autoregressive, Draft, MethodSpec
+from choicespec.spec.pair import PairSpec
+from choicespec.spec.runtime import HfRuntimeSpec
+from contracts.runtime_contract import RuntimeContract
+from integration.small_checkpoints import save_checkpoint, small_llama
+from integration.small_drafters import (
+    NATIVE,
+    SIZES,
+    WINDOW,
+    checkpoint_weights,
+    dflash2_net,
+    dflash_net,
+    mtp_net,
+    renamed,
+    save_drafter,
+    speculators_config,
+    zlab_config,
+)
+from safetensors.torch import load_file, save_file
+
+METHODS = tuple(Draft(drafter=name, num_draft_tokens=3) for name in ("dflash", "dflash2", "mtp"))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> PairSpec:
+    """A small target that carries a head, and both block drafters beside it."""
+    folder = tmp_path_factory.mktemp("pair")
+    target = save_checkpoint(folder / "target", small_llama())
+    weights = load_file(target / "model.safetensors") | renamed(mtp_net(), NATIVE)
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    dflash = save_drafter(folder / "dflash", zlab_config(**WINDOW), checkpoint_weights(dflash_net()))
+    config = speculators_config(speculators_model_type="dflash2", sliding_window_non_causal=False, **SIZES)
+    config["transformer_layer_config"] |= WINDOW
+    dflash2 = save_drafter(folder / "dflash2", config, checkpoint_weights(dflash2_net()))
+    return PairSpec.model_validate(
+        {
+            "target": {"model": str(target)},
+            "drafters": {
+                "dflash": {"kind": "dflash", "model": str(dflash)},
+                "dflash2": {"kind": "dflash2", "model": str(dflash2)},
+                "mtp": {"kind": "mtp"},
+                "small": {"kind": "draft_model", "model": str(target)},
+                "gone": {"kind": "dflash", "model": str(folder / "gone")},
+                "swapped": {"kind": "dflash", "model": str(dflash2)},
+            },
+        }
+    )
+
+
+class TestDrafters(RuntimeContract):
+    methods = METHODS
+
+    @pytest.fixture(scope="class")
+    def runtime(self, pair: PairSpec) -> HfRuntime:
+        runtime = HfRuntime(HfRuntimeSpec(threads=2), pair)
+        runtime.load()
+        return runtime
+
+    @pytest.fixture(scope="class")
+    def prompts(self) -> list[tuple[int, ...]]:
+        return [(5, 80, 3, 200, 41, 6), (77, 130, 9)]
+
+
+def test_each_step_drafts_and_books_on_its_drafter(pair: PairSpec) -> None:
+    """Equal outputs say nothing about a drafter that never drafts, or whose first draft waits for the second step."""
+    runtime = HfRuntime(HfRuntimeSpec(threads=2), pair)
+    for method in METHODS:
+        found = runtime.generate(Request("r", (5, 80, 3, 200), 12), method)
+        assert [step.proposed for step in found.steps[:-1]] == [3] * (len(found.steps) - 1)
+        assert {step.source for step in found.steps if step.proposed} == {method.drafter}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("none", "the pair has no drafter 'none'; known: dflash, dflash2, mtp"),
+        ("small", "drafter 'small' is of kind 'draft_model'; known here: dflash, dflash2, mtp"),
+        ("gone", "pair.drafters.gone.model: no folder"),
+        ("swapped", "is a drafter of kind 'dflash2', not 'dflash'"),
+    ],
+)
+def test_what_cannot_draft_is_refused_before_anything_loads(pair: PairSpec, drafter: str, message: str) -> None:
+    """Fails if a wrong name, a missing folder or another kind of drafter is found out by a worker, minutes later."""
+    with pytest.raises(Unsupported, match=message):
+        check_supported(HfRuntimeSpec(), pair, Draft(drafter=drafter))
+
+
+def test_a_target_without_a_head_is_refused(tmp_path: Path) -> None:
+    """Fails if transformers, which drops a head's tensors, is asked for them."""
+    target = save_checkpoint(tmp_path / "target", small_llama())
+    pair = PairSpec.model_validate({"target": {"model": str(target)}, "drafters": {"mtp": {"kind": "mtp"}}})
+    with pytest.raises(Unsupported, match="no safetensors of a head"):
+        check_supported(HfRuntimeSpec(), pair, Draft(drafter="mtp"))
+
+
+def test_on_the_embedded_default_drafts_leave_the_output_alone(tmp_path: Path) -> None:
+    """The real target with random drafters. Fails if a drafter writes into the target's cache or states."""
+    width = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
+    layer = {**width, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 49152}
+    config = speculators_config(transformer_layer_config=layer, draft_vocab_size=49152, aux_hidden_state_layer_ids=[7])
+    torch.manual_seed(0)
+    weights = {
+        "fc.weight": torch.randn(576, 576) * 0.05,
+        "hidden_norm.weight": torch.ones(576),
+        "norm.weight": torch.ones(576),
+        "layers.0.input_layernorm.weight": torch.ones(576),
+        "layers.0.post_attention_layernorm.weight": torch.ones(576),
+        "layers.0.self_attn.q_norm.weight": torch.ones(64),
+        "layers.0.self_attn.k_norm.weight": torch.ones(64),
+        "layers.0.self_attn.q_proj.weight": torch.randn(576, 576) * 0.05,
+        "layers.0.self_attn.k_proj.weight": torch.randn(192, 576) * 0.05,
+        "layers.0.self_attn.v_proj.weight": torch.randn(192, 576) * 0.05,
+        "layers.0.self_attn.o_proj.weight": torch.randn(576, 576) * 0.05,
+        "layers.0.mlp.gate_proj.weight": torch.randn(64, 576) * 0.05,
+        "layers.0.mlp.up_proj.weight": torch.randn(64, 576) * 0.05,
+        "layers.0.mlp.down_proj.weight": torch.randn(576, 64) * 0.05,
+    }
+    folder = save_drafter(tmp_path / "dflash", config, weights)
+    drafters = {"dflash": {"kind": "dflash", "model": str(folder)}}
+    pair = PairSpec.model_validate({"target": {"model": "smollm2"}, "drafters": drafters})
+    runtime = HfRuntime(HfRuntimeSpec(threads=2), pair)
+    prompt = tuple(runtime.tokenizer.encode("Item 1: apple pie\nItem 2: apple pie\nItem"))
+
+    def decode(method: MethodSpec) -> Any:
+        return runtime.generate(Request("r", prompt, 24), method)
+
+    found, plain = decode(Draft(drafter="dflash", num_draft_tokens=4)), decode(Autoregressive())
+    assert found.output_ids == plain.output_ids
+    assert sum(step.proposed for step in found.steps) > 20
