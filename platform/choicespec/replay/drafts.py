@@ -6,11 +6,12 @@ Shapes: P positions, S suffix sizes 1..S of prompt lookup.
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from choicespec.candidates.sets import MOST_VOTES
 from choicespec.errors import RecordingError
 from choicespec.replay.proposals import RECORDED_BLOCK, RECORDED_SUFFIX, Proposals
-from choicespec.replay.ranking import Drafts, Selection, certain
+from choicespec.replay.ranking import Drafts, Selection
 from choicespec.spec.method import Autoregressive, Choice, MethodSpec, Ngram
 
 Best = Callable[[Selection, int], Sequence[Drafts]]  # ``Ranking.best``
@@ -35,7 +36,8 @@ class RecordedDrafts:
             RecordingError: its kind, or a draft as long as it wants, is not recorded.
         """
         if isinstance(method, Autoregressive):
-            return certain(np.zeros(len(self.proposals.limits), np.int16))
+            nothing_P = np.zeros(len(self.proposals.limits), np.int16)
+            return Drafts(nothing_P, nothing_P, _unweighed(nothing_P))
         if isinstance(method, Ngram):
             return self._ngram(method)
         if isinstance(method, Choice) and not method.drafters:
@@ -57,7 +59,7 @@ class RecordedDrafts:
         wanted_P = np.minimum(method.num_draft_tokens, self.proposals.limits)
         lengths_P = np.where(longest_P >= method.min_ngram, wanted_P, 0).astype(np.int16)
         accepted_P = self.proposals.suffix_accepted[np.arange(len(longest_P)), longest_P - 1]
-        return Drafts(lengths_P, np.minimum(lengths_P, accepted_P), certain(lengths_P).survival)
+        return Drafts(lengths_P, np.minimum(lengths_P, accepted_P), _unweighed(lengths_P))
 
     def _choice(self, method: Choice) -> Drafts:
         _check(method, "block_length", method.block_length, RECORDED_BLOCK)
@@ -65,6 +67,11 @@ class RecordedDrafts:
         if key not in self._ranked:
             self._ranked[key] = self._best(*key)
         return self._ranked[key][min(method.num_candidates, MOST_VOTES) - 1]
+
+
+def _unweighed(lengths_P: NDArray[np.int16]) -> NDArray[np.float64]:
+    """The survival of drafts that are verified whole, whatever is thought of them."""
+    return np.empty((len(lengths_P), 0))
 
 
 def _not_sent(selection: Selection, block_length: int) -> Sequence[Drafts]:

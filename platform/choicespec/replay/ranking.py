@@ -30,7 +30,8 @@ class Drafts(NamedTuple):
     Attributes:
         lengths: (P,) its tokens; 0 where nothing is drafted.
         accepted: (P,) those of them that the target accepts.
-        survival: (P, K) the probability that each prefix is accepted, as the method sees it; 0 beyond the draft.
+        survival: (P, K) the probability that each prefix is accepted, as the method sees it; 0 beyond the draft. K is
+            0 for a method that does not weigh its drafts.
     """
 
     lengths: NDArray[np.int16]
@@ -75,7 +76,7 @@ class Ranking:
             return self._scored(block_length)
         arrays, accepted_PN, prior_PL = self._sets(block_length)
         if selection == "oracle":
-            return [certain(best_P) for best_P in np.maximum.accumulate(accepted_PN, axis=1).T]
+            return [_certain(best_P) for best_P in np.maximum.accumulate(accepted_PN, axis=1).T]
         return [Drafts(arrays.lengths[:, 0].astype(np.int16), accepted_PN[:, 0], prior_PL)] * MOST_VOTES
 
     def _scored(self, block_length: int) -> list[Drafts]:
@@ -122,7 +123,7 @@ class Ranking:
         return _Sets(arrays, right_PNL.cumprod(axis=-1).sum(axis=-1).astype(np.int16), prior_PL)
 
 
-def certain(lengths_P: NDArray[np.int16]) -> Drafts:
-    """Drafts of which all is accepted, or is verified whatever it costs."""
+def _certain(lengths_P: NDArray[np.int16]) -> Drafts:
+    """Drafts of which all is accepted, and known to be."""
     survival_PK = np.arange(lengths_P.max(initial=0)) < lengths_P[:, None]
     return Drafts(lengths_P, lengths_P, survival_PK.astype(np.float64))

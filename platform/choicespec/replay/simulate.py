@@ -19,7 +19,7 @@ from choicespec.replay.drafts import RecordedDrafts
 from choicespec.replay.ranking import Drafts
 from choicespec.spec.method import Choice, MethodSpec, Ngram, uses_scorer
 
-_AT_ONCE = 128  # methods: a few tens of megabytes of drafts
+_AT_ONCE = 64  # methods: a few tens of megabytes of drafts
 
 
 class Replayed(NamedTuple):
@@ -157,22 +157,21 @@ class _ByCost:
 
     def __init__(self, drafts: Sequence[Drafts], costs: StepCosts, requests: int) -> None:
         longest = max(one.survival.shape[1] for one in drafts)
-        self._survival_SPK = np.zeros((len(drafts), len(drafts[0].lengths), longest))
+        survival_SPK = np.zeros((len(drafts), len(drafts[0].lengths), longest + 1))  # a column of no draft in front
         for number, one in enumerate(drafts):
-            self._survival_SPK[number, :, : one.survival.shape[1]] = one.survival
+            survival_SPK[number, :, 1 : one.survival.shape[1] + 1] = one.survival
+        self._expected_SPK = survival_SPK.cumsum(axis=-1)
+        survival_SPK[..., 0] = 1.0  # the bonus token comes first in one of the sums, and last in the other
+        self._yields_SPK = survival_SPK.cumsum(axis=-1)
         self._costs_K = np.array([costs.of(tokens) for tokens in range(1, longest + 2)])
         self._tokens_X = np.ones(len(drafts) * requests)
         self._ms_X = np.full(len(drafts) * requests, self._costs_K[0])
 
     def lengths(self, lanes: NDArray[np.int64], of: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draft tokens to verify, of each lane."""
-        survival_XK = self._survival_SPK[of, at]
-        yields_XK = np.concatenate([np.ones((len(lanes), 1)), survival_XK], axis=1).cumsum(axis=1)
         rate_X = self._tokens_X[lanes] / self._ms_X[lanes]
-        found: NDArray[np.int64] = (yields_XK - rate_X[:, None] * self._costs_K).argmax(axis=1)
-        sums_XK = np.concatenate([np.zeros((len(lanes), 1)), survival_XK], axis=1).cumsum(axis=1)
-        expected_X = sums_XK[np.arange(len(lanes)), found]
-        self._tokens_X[lanes] = REMEMBERED * self._tokens_X[lanes] + 1 + expected_X
+        found: NDArray[np.int64] = (self._yields_SPK[of, at] - rate_X[:, None] * self._costs_K).argmax(axis=1)
+        self._tokens_X[lanes] = REMEMBERED * self._tokens_X[lanes] + 1 + self._expected_SPK[of, at, found]
         self._ms_X[lanes] = REMEMBERED * self._ms_X[lanes] + self._costs_K[found]
         return found
 
