@@ -7,7 +7,7 @@ WITH_VLLM := .venv/installed-vllm
 export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters live peers ui test test-gpu check format
+.PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters live tune replay peers ui test test-gpu check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
 	$(BIN)/python -m jobs.bench smollm2
@@ -29,6 +29,13 @@ drafters: $(INSTALLED)        ## a DFlash drafter and a multi-token head for the
 
 live: $(INSTALLED)            ## the scorer against prior, prompt lookup and transformers' own, on 48 held-out prompts a task
 	$(BIN)/python -m jobs.bench scorer
+
+tune: $(INSTALLED)            ## search the settings of both tasks: replayed by the thousand, the best raced, the winner confirmed
+	$(BIN)/python -m jobs.tune search
+
+replay: $(INSTALLED)          ## record the search's held-out prompts, then predict every method from the recording
+	$(BIN)/python -m jobs.record search
+	$(BIN)/python -m jobs.bench search --replay
 
 peers: $(INSTALLED)           ## choicespec's loop beside transformers' own generate, in alternation
 	$(BIN)/python -m jobs.bench peers

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from choicespec.cluster.connect import on_cluster, ray_session
 from choicespec.cluster.grid import Failure, Grid
@@ -24,6 +25,7 @@ from choicespec.tracking import ExperimentRun, tracking_uri
 from rich.markup import escape
 from rich.table import Table
 
+from jobs.record import replay
 from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say
 
 _MOST_LISTED = 5
@@ -41,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _dry_run(experiment, results)
         if args.log_only:
             return _log_only(experiment, results)
+        if args.replay:
+            return replay(experiment, args.costs)
         return _bench(experiment, results, args)
     except ChoiceSpecError as error:
         say(f"error: {error}", "red")
@@ -58,12 +62,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="only these of the experiment's methods")
     parser.add_argument("--dry-run", action="store_true", help="print the trials, what each needs, whether it can run")
     parser.add_argument("--log-only", action="store_true", help="log kept results to MLflow; measure nothing")
+    parser.add_argument("--replay", action="store_true", help="predict from what jobs.record recorded; measure nothing")
+    parser.add_argument("--costs", type=Path, help="with --replay: another machine's costs, as jobs.record keeps them")
     parser.add_argument("--again", action="store_true", help="measure anew what has been measured")
     parser.add_argument(
         "--workers", type=int, default=1, help="workers at a time (default 1: CPU workers disturb each other)"
     )
     parser.add_argument("--placement-timeout-s", type=float, default=120.0, help="how long a worker may wait for GPUs")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.costs is not None and not args.replay:
+        parser.error("--costs is for --replay: a measurement has its own")
+    return args
 
 
 def _check_tasks(experiment: ExperimentSpec) -> None:

@@ -13,10 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from choicespec.candidates.request import RequestCandidates
-from choicespec.candidates.sources import Store
+from choicespec.candidates.request import RequestCandidates, repository_of
 from choicespec.cluster.connect import ray_session
-from choicespec.drafters.registry import MOST_REPOSITORY_TOKENS
 from choicespec.errors import ChoiceSpecError, SpecError, TrackingError
 from choicespec.reports.scorer_table import scorer_table
 from choicespec.runtimes.checkpoints import check_checkpoint
@@ -150,9 +148,8 @@ class Training:
         """A recorded task with its candidate sets, which are drawn anew: they depend on settings, and take a minute."""
         say(f"candidate sets of {task.label} ({task.split})")
         recorded = self._recordings.of(opened, task, layers).read()
-        repository = Store(MOST_REPOSITORY_TOKENS)
-        for document in open_task(task).prompts(opened.tokenizer, opened.context_tokens).repository():
-            repository.add(opened.tokenizer.encode(document.text), name=document.name)
+        documents = open_task(task).prompts(opened.tokenizer, opened.context_tokens).repository()
+        repository = repository_of(documents, opened.tokenizer.encode)
         most, length = self._spec.num_candidates, self._spec.block_length
         candidates = RequestCandidates(length, most, opened.tokenizer.encode, repository)
         return RecordedTask(recorded, build_examples(recorded, candidates, most, length))

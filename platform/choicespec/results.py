@@ -4,13 +4,14 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from choicespec.errors import ChoiceSpecError
 from choicespec.measuring.measure import TrialResult
-from choicespec.records import Measurement, Trace
+from choicespec.records import Measurement, Step, Trace
 from choicespec.spec.experiment import TrialSpec
 
 _TRIAL, _MEASUREMENT, _TRACES = "trial.json", "measurement.json", "traces.parquet"
@@ -75,9 +76,20 @@ class ResultsFolder:
         except (ValueError, OSError) as error:
             raise ChoiceSpecError(f"{path} cannot be read; delete {path.parent} to measure it again: {error}") from None
 
+    def traces(self, trial: TrialSpec) -> tuple[Trace, ...]:
+        """The method's traces of a trial that has been measured."""
+        rows = pq.read_table(self.path(trial) / _TRACES, filters=[("role", "=", "method")]).to_pylist()
+        return tuple(_trace(row) for row in rows)
+
     def find_all(self, trials: Sequence[TrialSpec]) -> list[tuple[TrialSpec, Measurement]]:
         """Those of the trials that have been measured, in their order."""
         return [(trial, found) for trial in trials if (found := self.find(trial)) is not None]
+
+
+def _trace(row: dict[str, Any]) -> Trace:
+    fields = {name: row[name] for name in Trace._fields}
+    steps = tuple(Step(**step) for step in row["steps"])
+    return Trace(**{**fields, "output_ids": tuple(row["output_ids"]), "steps": steps})
 
 
 def _rows(role: str, traces: Sequence[Trace]) -> Iterator[dict[str, object]]:

@@ -99,6 +99,18 @@ class ExperimentRun:
             self._client.log_artifacts(run_id, str(files))
             self._client.set_terminated(run_id)
 
+    def log_files(self, files: Sequence[Path], folder: str) -> None:
+        """Write files into a folder of the parent run; one of the same name is replaced."""
+        with self._explained():
+            for file in files:
+                self._client.log_artifact(self._run_id, str(file), folder)
+
+    def log_figures(self, figures: Mapping[str, float]) -> None:
+        """Write figures of the whole, as metrics of the parent run."""
+        with self._explained():
+            now_ms = int(time() * 1e3)
+            self._client.log_batch(self._run_id, [Metric(name, value, now_ms, 0) for name, value in figures.items()])
+
     def finish(self, failures: Sequence[str]) -> None:
         """Close the parent run; it is FAILED where trials failed, with their reasons as a text."""
         with self._explained():

@@ -94,7 +94,7 @@ def test_every_experiment_of_the_project_loads(path: Path) -> None:
          "pairs.small.target: quantization=q8_0 rounds other weights; leave it out with dtype=gguf"),
         ("pairs.small.target.tensor_parallel", 2, "pairs.small: target.tensor_parallel=2 needs as many gpus; gpus=0"),
         ("pairs.small.scorer.file", "f", "pairs.small.scorer.file: unknown field; known fields: folder, transfer"),
-        ("methods.new", {"kind": "choice", "selection": "best"}, "methods.new.selection: Input should be 'prior' or"),
+        ("methods.new", {"kind": "choice", "selection": "best"}, "methods.new.selection: Input should be 'prior', "),
         ("methods.new", {"kind": "choice", "min_survival": 2}, "methods.new.min_survival: Input should be less than"),
         ("scorer", {**SCORER, "layer": 1}, "scorer.layer: unknown field; known fields: pair, runtime, layers"),
         ("scorer", {**SCORER, "fit": {"epoch": 1}}, "scorer.fit.epoch: unknown field; known fields: epochs, "),

@@ -45,6 +45,16 @@ def test_an_empty_split_says_so() -> None:
 def test_gathering_stops_at_the_limit() -> None:
     """Fails if prompts are rendered, or reported, beyond the last one needed."""
     attempts: list[Request | str] = ["long", Request("a", (1,), 1), "longer", Request("b", (1,), 1), "never reached"]
-    found = gather(iter(attempts), limit=2)
+    found = gather(iter(attempts), ToolCall(limit=2))
     assert [request.request_id for request in found.requests] == ["a", "b"]
     assert found.omitted == ("long", "longer")
+
+
+@given(st.integers(0, 6), st.integers(1, 6), st.lists(st.booleans(), max_size=12))
+def test_a_skip_and_a_limit_share_no_prompt(skip: int, limit: int, fits: list[bool]) -> None:
+    """Fails if prompts are chosen by, and confirmed on, the same ones; or if one between them is lost."""
+    attempts = [Request(str(n), (1,), 1) if good else str(n) for n, good in enumerate(fits)]
+    before = gather(attempts, ToolCall(limit=skip)).requests if skip else ()
+    after = gather(attempts, ToolCall(skip=skip, limit=limit)).requests
+    both = gather(attempts, ToolCall(limit=skip + limit)).requests
+    assert before + after == both

@@ -1,15 +1,16 @@
 """The candidate sets of a stream of requests: the same for drafting, for training a scorer, and for evaluating one."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from functools import partial
 
 from choicespec.candidates.schemas import answer_texts
-from choicespec.candidates.sets import Candidate, CandidateSets
+from choicespec.candidates.sets import Candidate, CandidateSets, Votes
 from choicespec.candidates.sources import Store
-from choicespec.records import Request
+from choicespec.records import Document, Request
 
+MOST_REPOSITORY_TOKENS = 50_000_000  # about 420 MB
 MOST_OUTPUT_TOKENS = 10_000_000  # of the target's earlier outputs; about 84 MB
 
 
@@ -48,9 +49,21 @@ class RequestCandidates:
         """See ``CandidateSets.candidates``."""
         return self._sets.candidates(token_ids, limit)
 
+    def votes(self, token_ids: Sequence[int], length: int) -> Votes:
+        """See ``CandidateSets.votes``."""
+        return self._sets.votes(token_ids, length)
+
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:
         """Keep an output for later requests."""
         self._outputs.add(output_ids, name=_own_name(request))
+
+
+def repository_of(documents: Iterable[Document], encode: Callable[[str], list[int]]) -> Store:
+    """A task's documents, indexed."""
+    store = Store(MOST_REPOSITORY_TOKENS)
+    for document in documents:
+        store.add(encode(document.text), name=document.name)
+    return store
 
 
 def _own_name(request: Request) -> str:

@@ -33,7 +33,7 @@ DOUBT = 1.0
 HOLD = 0.9
 
 _MOST_OCCURRENCES = 8  # of each part of a source
-_MOST_VOTES = 24  # twice as many are no better
+MOST_VOTES = 24  # twice as many are no better
 _WEIGHTS = np.append(0.0, MATCH_BASE ** np.arange(1, MOST_MATCH_TOKENS + 1))  # by match length
 _TRUST = np.array([TRUST.get(name, 0.0) for name in SOURCE_NAMES])  # by source; the prompt's depends on age
 
@@ -112,14 +112,29 @@ class Ranked(NamedTuple):
     survival: Sequence[float]
 
 
-class _Votes(NamedTuple):
-    """Occurrences that vote, heaviest first: a column each."""
+class Votes(NamedTuple):
+    """Occurrences that vote, heaviest first: a column each.
 
-    token_ids: list[list[int]]  # what followed
+    Attributes:
+        token_ids: what followed.
+        weights: of the votes.
+        match_lengths: tokens before the occurrence that are the text's last ones.
+        ages_tokens: from there to the end of the source.
+        sources: indices into SOURCE_NAMES.
+    """
+
+    token_ids: list[list[int]]
     weights: list[float]
     match_lengths: list[int]
     ages_tokens: list[int]
-    sources: list[int]  # indices into SOURCE_NAMES
+    sources: list[int]
+
+    def cut(self, length: int) -> "Votes":
+        """The same votes for what follows in the first ``length`` tokens."""
+        return self._replace(token_ids=[token_ids[:length] for token_ids in self.token_ids])
+
+
+_NO_VOTES = Votes([], [], [], [], [])
 
 
 class CandidateSets:
@@ -166,14 +181,17 @@ class CandidateSets:
             token_ids: the prompt and the output so far; only grows within a request.
             limit: the most tokens of a candidate, where it is less than L: what can still be accepted.
         """
-        self._own.extend(token_ids[self._own.end :])
         length = self._block_length if limit is None else min(self._block_length, limit)
-        if length < 1 or not token_ids:
-            return []
-        votes = self._votes(make_query(token_ids, length, _MOST_OCCURRENCES))
-        return _ranked(votes, length, self._most_candidates)
+        return rank(self.votes(token_ids, length), length, self._most_candidates)
 
-    def _votes(self, query: Query) -> _Votes:
+    def votes(self, token_ids: Sequence[int], length: int) -> Votes:
+        """What ``candidates`` ranks; a shorter ``length`` gives the same votes, cut."""
+        self._own.extend(token_ids[self._own.end :])
+        if length < 1 or not token_ids:
+            return _NO_VOTES
+        return self._votes(make_query(token_ids, length, _MOST_OCCURRENCES))
+
+    def _votes(self, query: Query) -> Votes:
         """The heaviest occurrences of all sources."""
         found = [(0, self._own.end, rows) for rows in self._own.find(query)]
         if self._schemas.end:
@@ -188,12 +206,12 @@ class CandidateSets:
         ages_M = np.array(ends).repeat(sizes) - np.concatenate([rows.places for rows in parts])
         lengths_M = match_lengths(tokens_MW, query)
         weights_M = _WEIGHTS[lengths_M] * np.where(sources_M == 0, 1 / ages_M, _TRUST[sources_M])
-        best = (-weights_M).argsort(kind="stable")[: min(_MOST_VOTES, np.count_nonzero(weights_M))]
+        best = (-weights_M).argsort(kind="stable")[: min(MOST_VOTES, np.count_nonzero(weights_M))]
         columns = (weights_M, lengths_M, ages_M, sources_M)
-        return _Votes(continuations(tokens_MW[best], query), *(column[best].tolist() for column in columns))
+        return Votes(continuations(tokens_MW[best], query), *(column[best].tolist() for column in columns))
 
 
-def _ranked(votes: _Votes, length: int, most: int) -> list[Candidate]:
+def rank(votes: Votes, length: int, most: int) -> list[Candidate]:
     """The ``most`` best of the distinct continuations, best prior first; the heaviest vote first among equals."""
     prefixes_of, weights = _prefixes(votes)
     scales = _scales(sum(votes.weights), length)
@@ -207,7 +225,7 @@ def _ranked(votes: _Votes, length: int, most: int) -> list[Candidate]:
     return [_candidate(votes, same, prior, survival) for prior, survival, same in ranked[:most]]
 
 
-def _candidate(votes: _Votes, same: list[int], prior: float, survival: tuple[float, ...]) -> Candidate:
+def _candidate(votes: Votes, same: list[int], prior: float, survival: tuple[float, ...]) -> Candidate:
     """What the votes ``same`` are for."""
     matches = [0] * len(SOURCE_NAMES)
     for vote in same:
@@ -222,7 +240,7 @@ def _candidate(votes: _Votes, same: list[int], prior: float, survival: tuple[flo
     )
 
 
-def _prefixes(votes: _Votes) -> tuple[list[tuple[int, ...]], list[float]]:
+def _prefixes(votes: Votes) -> tuple[list[tuple[int, ...]], list[float]]:
     """The prefixes of each vote's continuation, by number, and by number the weight of the votes that begin with it."""
     longer: dict[tuple[int, int], int] = {}  # a trie: from a prefix and the token after it to the prefix of both
     weights = [0.0]

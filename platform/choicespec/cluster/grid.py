@@ -11,6 +11,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from choicespec.cluster.placement import bundle, describe_shortage, fits_a_node, options_in, request_placement
 from choicespec.cluster.worker import Refused, WorkerActor
+from choicespec.decoding.step_cost import StepCosts
 from choicespec.measuring.measure import Progress, TrialResult
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.pair import PairSpec
@@ -34,6 +35,18 @@ class Group(NamedTuple):
         return f"{self.pair.label} | {self.trials[0].task.label} | {methods}"
 
 
+class Live(NamedTuple):
+    """How workers measure.
+
+    Attributes:
+        race: end trials early that cannot win.
+        step_costs: what methods decide by; None lets each worker measure its own.
+    """
+
+    race: bool = False
+    step_costs: StepCosts | None = None
+
+
 class Failure(NamedTuple):
     """A trial without a result, and why."""
 
@@ -46,6 +59,7 @@ class _Slot:
     """A placement group, the worker on it once it is placed, and the group of trials that it runs."""
 
     group: Group
+    live: Live
     placement: PlacementGroup
     placed: Any
     unfinished: list[TrialSpec] = field(default_factory=list)
@@ -63,12 +77,14 @@ class _Slot:
 
     def start_worker(self) -> None:
         pair, runtime = self.group.pair, self.group.runtime
-        self.worker = WorkerActor.options(**options_in(self.placement, pair, runtime)).remote(pair, runtime)
+        self.worker = WorkerActor.options(**options_in(self.placement, pair, runtime)).remote(
+            pair, runtime, self.live.step_costs
+        )
         self.run(self.group)
 
     def run(self, group: Group) -> None:
         self.group, self.unfinished = group, list(group.trials)
-        self.events = self.worker.measure.options(num_returns="streaming").remote(group.trials)
+        self.events = self.worker.measure.options(num_returns="streaming").remote(group.trials, self.live.race)
 
     def close(self) -> None:
         if self.worker is not None:
@@ -95,6 +111,7 @@ class Grid:
             more than one is for clusters, or for trials whose time does not matter.
         placement_timeout_s: how long a worker may wait for its GPUs while no other worker runs.
         can_grow: an autoscaler may add nodes, so that a bundle which no node could hold now is waited for as well.
+        live: how workers measure.
     """
 
     def __init__(
@@ -105,9 +122,11 @@ class Grid:
         max_workers: int,
         placement_timeout_s: float,
         can_grow: bool,
+        live: Live = Live(),  # noqa: B008  (immutable)
     ) -> None:
         self._on_result, self._on_progress, self._on_notice = on_result, on_progress, on_notice
         self._max_workers, self._placement_timeout_s, self._can_grow = max_workers, placement_timeout_s, can_grow
+        self._live = live
         self._queue: list[Group] = []
         self._slots: list[_Slot] = []
         self._failures: list[Failure] = []
@@ -132,7 +151,7 @@ class Grid:
         while self._queue and len(self._slots) < self._max_workers:
             group = self._queue.pop(0)
             placement = request_placement(group.pair, group.runtime)
-            self._slots.append(_Slot(group, placement, placement.ready(), list(group.trials)))
+            self._slots.append(_Slot(group, self._live, placement, placement.ready(), list(group.trials)))
 
     def _advance(self, slot: _Slot) -> None:
         if slot.worker is None:

@@ -1,15 +1,16 @@
 """What a verification costs by its number of tokens, measured on the target that will run it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from choicespec.decoding.target import Target
 
-_CONTEXT_TOKENS = 400
+CONTEXT_TOKENS = 400  # in the cache while the costs that a method decides by are measured
 _ROUNDS = 4
-_SIZES = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 65)
+_SIZES = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 64)
 
 
 class Costs(Protocol):
@@ -64,7 +65,12 @@ class BatchCosts:
         return (alone + share * (self._full.of(tokens) - alone)) / self.requests
 
 
-def measure_step_costs(target: Target, longest: int, context_tokens: int = _CONTEXT_TOKENS) -> StepCosts:
+def sizes_up_to(longest: int) -> tuple[int, ...]:
+    """The numbers of tokens that are timed, ascending from 1 to ``longest``."""
+    return (*(size for size in _SIZES if size < longest), longest)
+
+
+def measure_step_costs(target: Target, longest: int, context_tokens: int = CONTEXT_TOKENS) -> StepCosts:
     """Time verifications in alternation: the median of some rounds.
 
     Args:
@@ -72,13 +78,22 @@ def measure_step_costs(target: Target, longest: int, context_tokens: int = _CONT
         longest: the most tokens of a verification that will be asked for.
         context_tokens: the tokens in the cache meanwhile.
     """
-    sizes = (*(size for size in _SIZES if size < longest), longest)
+    sizes = sizes_up_to(longest)
+    return step_costs(sizes, time_verifications(target, sizes, context_tokens, _ROUNDS))
+
+
+def time_verifications(
+    target: Target, sizes: Sequence[int], context_tokens: int, rounds: int
+) -> list[tuple[float, ...]]:
+    """Milliseconds of verifications of some sizes behind the same context: of each size, those of all rounds."""
     target.prefill([1] * context_tokens)
-    timed = [[_time_ms(target, size) for size in sizes] for _ in range(_ROUNDS + 1)][1:]  # the first warms up
-    costs: list[float] = []
-    for column in zip(*timed, strict=True):
-        costs.append(max(median(column), costs[-1] if costs else 0.0))
-    return StepCosts(sizes, tuple(costs))
+    timed = [[_time_ms(target, size) for size in sizes] for _ in range(rounds + 1)][1:]  # the first warms up
+    return list(zip(*timed, strict=True))
+
+
+def step_costs(sizes: Sequence[int], timed_ms: Iterable[Sequence[float]]) -> StepCosts:
+    """The medians; noise never makes more tokens cheaper."""
+    return StepCosts(tuple(sizes), tuple(accumulate(map(median, timed_ms), max)))
 
 
 def _time_ms(target: Target, size: int) -> float:

@@ -12,7 +12,7 @@ from choicespec.drafters.union import CalledDrafter, Payoff, Weighed, improve
 from choicespec.records import Proposal, Request
 
 _NOTHING = Proposal((), "")
-_REMEMBERED = 0.95  # of the running rate, a step
+REMEMBERED = 0.95  # of the running rate, a step
 
 
 class Ranker(Protocol):
@@ -76,8 +76,8 @@ class ByCost:
 
     def take(self, chosen: Weighed, drafting_ms: float) -> None:
         """See ``Payoff.take``."""
-        self._tokens = _REMEMBERED * self._tokens + 1 + sum(chosen.survival[: chosen.length])
-        self._ms = _REMEMBERED * self._ms + self._costs.of(chosen.length + 1) + drafting_ms
+        self._tokens = REMEMBERED * self._tokens + 1 + sum(chosen.survival[: chosen.length])
+        self._ms = REMEMBERED * self._ms + self._costs.of(chosen.length + 1) + drafting_ms
 
 
 class ChoiceDrafter:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from choicespec.candidates.request import RequestCandidates
+from choicespec.candidates.request import RequestCandidates, repository_of
 from choicespec.candidates.sources import Store
 from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.step_cost import Costs
@@ -13,8 +13,6 @@ from choicespec.drafters.choice import ByCost, ChoiceDrafter, PriorRanker, Ranke
 from choicespec.drafters.union import Below, ByGain, CalledDrafter, Gate, Payoff, always
 from choicespec.records import Document
 from choicespec.spec.method import Choice, Draft, MethodSpec
-
-MOST_REPOSITORY_TOKENS = 50_000_000  # about 420 MB
 
 PROPOSERS = {
     "autoregressive": "choicespec.drafters.autoregressive:AutoregressiveDrafter",
@@ -78,6 +76,7 @@ class Proposers:
         return proposer
 
     def _choice(self, method: Choice) -> ChoiceDrafter:
+        assert method.selection != "oracle", "every runtime refuses it"
         target = self._target
         candidates = RequestCandidates(method.block_length, method.num_candidates, target.encode, self._repository)
         ranker = target.scorer() if method.selection == "scorer" else PriorRanker()
@@ -90,10 +89,7 @@ class Proposers:
 
     @cached_property
     def _repository(self) -> Store:
-        store = Store(MOST_REPOSITORY_TOKENS)
-        for document in self._documents():
-            store.add(self._target.encode(document.text), name=document.name)
-        return store
+        return repository_of(self._documents(), self._target.encode)
 
 
 def _gates(method: Choice, payoff: Payoff) -> list[Gate]:

@@ -9,7 +9,8 @@ from choicespec.errors import TaskDataError
 from choicespec.intervals import ratio_of_ratios, ratio_of_sums, share
 from choicespec.measuring.environment import capture
 from choicespec.measuring.lossless import first_divergence
-from choicespec.records import Divergence, Measurement, Trace
+from choicespec.measuring.race import beaten
+from choicespec.records import Divergence, Measurement, Request, Trace
 from choicespec.runtimes.runtime import Runtime
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.method import Autoregressive
@@ -35,11 +36,19 @@ class TrialResult(NamedTuple):
     baseline_traces: tuple[Trace, ...]
 
 
-def measure(runtime: Runtime, trials: Sequence[TrialSpec], prompts: Prompts) -> Iterator[Progress | TrialResult]:
-    """Measure trials that share pair, runtime and task; yields progress a request, then a result a trial.
+def measure(
+    runtime: Runtime, trials: Sequence[TrialSpec], prompts: Prompts, race: bool = False
+) -> Iterator[Progress | TrialResult]:
+    """Measure trials that share pair, runtime and task; yields progress a request, and a result a trial.
 
     The order in which baseline and methods run rotates from request to request, so that none always runs first. Where
     the runtime cannot keep all of them warm, they take turns in two blocks of requests each.
+
+    Args:
+        runtime: of the pair.
+        trials: each with its own method.
+        prompts: of the task.
+        race: end a trial once it is surely slower than another; its result then has fewer requests.
 
     Raises:
         TaskDataError: no prompt is left to measure on.
@@ -48,35 +57,50 @@ def measure(runtime: Runtime, trials: Sequence[TrialSpec], prompts: Prompts) -> 
         raise TaskDataError(f"{trials[0].task.kind}: no prompt is left; left out: " + "; ".join(prompts.omitted[:5]))
     # The baseline is one of the methods: the trial that asks for it is compared with itself, and has a speed-up of 1.
     methods = list(dict.fromkeys([Autoregressive(), *(trial.method for trial in trials)]))
-    first = prompts.requests[0]
-    # Under its own name: what a method learns from it must be passed over when the request itself is measured.
-    warm_up = first._replace(max_new_tokens=min(_WARM_UP_TOKENS, first.max_new_tokens))
+    first = warm_up(prompts.requests[0])
     alternating = runtime.warm_methods is None or len(methods) <= runtime.warm_methods
     if alternating:
         for method in methods:
-            runtime.generate(warm_up, method)
+            runtime.generate(first, method)
 
     total = len(prompts.requests)
     size = 1 if alternating else ceil(total / _BLOCKS)
     traces: list[list[Trace]] = [[] for _ in methods]
     divergences: list[list[Divergence]] = [[] for _ in methods]
+    running = list(range(len(methods)))
+
+    def result(trial: TrialSpec) -> TrialResult:
+        index = methods.index(trial.method)
+        baseline = traces[0][: len(traces[index])]
+        found = summarise(runtime, trial, traces[index], baseline, divergences[index], prompts.omitted)
+        return TrialResult(trial, found, tuple(traces[index]), tuple(baseline))
+
     for number, start in enumerate(range(0, total, size), start=1):
         block = prompts.requests[start : start + size]
-        for turn in range(len(methods)):
-            index = (number + turn) % len(methods)
+        done = start + len(block)
+        for turn in range(len(running)):
+            index = running[(number + turn) % len(running)]
             if not alternating:
-                runtime.generate(warm_up, methods[index])
+                runtime.generate(first, methods[index])
             traces[index] += [runtime.generate(request, methods[index]) for request in block]
-        for index in range(1, len(methods)):
+        for index in running[1:]:
             for request, plain, found in zip(block, traces[0][start:], traces[index][start:], strict=True):
                 parted = first_divergence(request, plain, found, runtime.top2_margin)
                 divergences[index] += [parted] if parted is not None else []
-        yield Progress(start + len(block), total)
+        yield Progress(done, total)
+        if race and done < total:
+            lost = {running[place] for place in beaten([traces[index] for index in running])} - {0}
+            running = [index for index in running if index not in lost]
+            yield from (result(trial) for trial in trials if methods.index(trial.method) in lost)
+    yield from (result(trial) for trial in trials if methods.index(trial.method) in running)
 
-    for trial in trials:
-        index = methods.index(trial.method)
-        measurement = summarise(runtime, trial, traces[index], traces[0], divergences[index], prompts.omitted)
-        yield TrialResult(trial, measurement, tuple(traces[index]), tuple(traces[0]))
+
+def warm_up(first: Request) -> Request:
+    """What is decoded before the first request, and thrown away.
+
+    It goes under the request's own name: what a method learns from it is passed over when the request is measured.
+    """
+    return first._replace(max_new_tokens=min(_WARM_UP_TOKENS, first.max_new_tokens))
 
 
 def summarise(

@@ -14,7 +14,7 @@ from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.small_blocks import use_small_blocks
-from choicespec.decoding.step_cost import StepCosts, measure_step_costs
+from choicespec.decoding.step_cost import StepCosts, measure_step_costs, time_verifications
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.checkpoint import TargetShape
 from choicespec.drafters.registry import DRAFTERS, PROPOSERS, Proposers, TargetSide, made_on_use
@@ -27,10 +27,10 @@ from choicespec.runtimes.hf_target import layers_refusal, read_config, target_re
 from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
-from choicespec.spec.method import Choice, Draft, MethodSpec, TransformersGenerate
+from choicespec.spec.method import ONLY_REPLAYED, Choice, Draft, MethodSpec, TransformersGenerate, is_oracle
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
-from choicespec.tasks.tokenizer import Message, Tool
+from choicespec.tasks.tokenizer import Message, Tokenizer, Tool
 
 _LONGEST_VERIFICATION = 17  # tokens whose cost is measured; more are taken in proportion
 
@@ -87,7 +87,7 @@ class HfRuntime:
             tokenizer = AutoTokenizer.from_pretrained(self._checkpoint, revision=pair.target.revision)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot read {pair.target.model!r}: {error}") from error
-        self.tokenizer = HfTokenizer(tokenizer)
+        self.tokenizer: Tokenizer = HfTokenizer(tokenizer)
         config = self._config.get_text_config()
         self.context_tokens: int = config.max_position_embeddings
         self.precision = pair.target.precision
@@ -125,6 +125,8 @@ class HfRuntime:
             return "it computes in torch's types, not in a GGUF's; set target.dtype: float32"
         if method.kind not in PROPOSERS and not isinstance(method, Draft | TransformersGenerate):
             return "it has no proposer of that kind"
+        if is_oracle(method):
+            return ONLY_REPLAYED
         reason = target_refusal(pair, method)
         if reason is not None:
             return reason
@@ -199,6 +201,16 @@ class HfRuntime:
         self.load()
         assert self._target is not None
         return self._target.top2_margin(token_ids)
+
+    def time_verifications(self, sizes: Sequence[int], context_tokens: int, rounds: int) -> list[tuple[float, ...]]:
+        """See ``decoding.step_cost.time_verifications``."""
+        self.load()
+        assert self._target is not None
+        return time_verifications(self._target, sizes, context_tokens, rounds)
+
+    def use_step_costs(self, costs: StepCosts) -> None:
+        """Let methods made from now on decide by these costs, such as a recording's, instead of measuring them."""
+        self._costs = costs
 
     def _step_costs(self) -> StepCosts:
         """Measured once, by the first method that asks."""

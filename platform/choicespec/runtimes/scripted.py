@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from choicespec.decoding.loop import decode, trace
-from choicespec.decoding.step_cost import StepCosts
+from choicespec.decoding.step_cost import StepCosts, time_verifications
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
 from choicespec.errors import PromptTooLong
 from choicespec.records import Document, Request, Trace
-from choicespec.spec.method import Draft, MethodSpec, drafters_of, uses_scorer
+from choicespec.spec.method import ONLY_REPLAYED, Draft, MethodSpec, drafters_of, is_oracle, uses_scorer
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from choicespec.tasks.tokenizer import Tokenizer
@@ -102,6 +102,7 @@ class ScriptedRuntime:
         self.tokenizer: Tokenizer = ByteTokenizer()
         self._target = TableTarget()
         self.precision = pair.target.precision
+        self._costs = _COSTS
         self.use_repository(tuple)
 
     @staticmethod
@@ -109,6 +110,8 @@ class ScriptedRuntime:
         """Everything runs here that proposes through the loop and does not look into the target."""
         if uses_scorer(method):
             return "a scorer reads hidden states, and its table has none"
+        if is_oracle(method):
+            return ONLY_REPLAYED
         if drafters_of(method):
             return "it has no drafters"
         return None if method.kind in PROPOSERS else "it has no proposer of that kind"
@@ -118,7 +121,7 @@ class ScriptedRuntime:
 
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
-        side = TargetSide(self.tokenizer.encode, lambda: _COSTS, _no_scorer, _no_drafter)
+        side = TargetSide(self.tokenizer.encode, lambda: self._costs, _no_scorer, _no_drafter)
         self._proposers = Proposers(side, documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
@@ -135,6 +138,14 @@ class ScriptedRuntime:
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """The loop is choicespec's own."""
         return {}
+
+    def time_verifications(self, sizes: Sequence[int], context_tokens: int, rounds: int) -> list[tuple[float, ...]]:
+        """See ``decoding.step_cost.time_verifications``."""
+        return time_verifications(self._target, sizes, context_tokens, rounds)
+
+    def use_step_costs(self, costs: StepCosts) -> None:
+        """Let methods decide by these costs."""
+        self._costs = costs
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """A table has no near-ties."""

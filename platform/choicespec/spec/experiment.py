@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -12,9 +12,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from choicespec.errors import SpecError
 from choicespec.spec.frozen import Frozen
-from choicespec.spec.method import MethodSpec, drafters_of
+from choicespec.spec.method import ONLY_REPLAYED, MethodSpec, drafters_of, is_oracle
 from choicespec.spec.pair import DRAFTER_WEIGHTS, SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
+from choicespec.spec.search import SearchSpec, Value, changed
 from choicespec.spec.task import ChatLog, TaskSpec
 from choicespec.spec.training import DrafterTraining, ScorerTraining
 
@@ -56,7 +57,7 @@ class Matrix(Frozen):
 
 
 class ExperimentSpec(Frozen):
-    """What ``jobs.bench`` measures, and what ``jobs.train`` trains for it.
+    """What ``jobs.bench`` measures, and what ``jobs.train`` trains and ``jobs.tune`` searches for it.
 
     Every axis is a dictionary from a name to its specification.
     """
@@ -69,6 +70,7 @@ class ExperimentSpec(Frozen):
     matrix: tuple[Matrix, ...] = Field(default=(Matrix(),), min_length=1)
     scorer: ScorerTraining | None = None
     drafter: DrafterTraining | None = None
+    search: SearchSpec | None = None
 
     @model_validator(mode="after")
     def _matrix_names_exist(self) -> Self:
@@ -97,6 +99,46 @@ class ExperimentSpec(Frozen):
                 _known([training.runtime], self.runtimes, f"{field}.runtime")
                 _known(training.train_limits, self.tasks, f"{field}.train_limits")
         return self
+
+    @model_validator(mode="after")
+    def _search_names_exist(self) -> Self:
+        search = self.search
+        if search is None:
+            return self
+        _known([search.pair], self.pairs, "search.pair")
+        _known([search.runtime], self.runtimes, "search.runtime")
+        _known([*search.tasks, *search.tasks.values()], self.tasks, "search.tasks")
+        _known(search.starts, self.methods, "search.default and search.spaces")
+        for name, held_out in search.tasks.items():
+            _check_held_out(f"search.tasks.{name}", self.tasks[name], self.tasks[held_out])
+        for space in search.spaces.values():
+            for changes in space.borders():
+                self.setting(next(iter(search.tasks)), space.start, changes)
+        return self
+
+    def setting(self, task: str, method: str, changes: Mapping[str, Value]) -> TrialSpec:
+        """A trial of the search: a method of the experiment with values changed at dotted paths.
+
+        Raises:
+            ValueError: a path that a trial does not have, or a value that cannot stand there.
+        """
+        assert self.search is not None, "an experiment without a search has no settings"
+        trial = TrialSpec(
+            pair=self.pairs[self.search.pair],
+            runtime=self.runtimes[self.search.runtime],
+            task=self.tasks[task],
+            method=self.methods[method],
+        )
+        try:
+            made = TrialSpec.model_validate(changed(trial.model_dump(), changes))
+        except KeyError as error:
+            raise ValueError(f"search: {', '.join(changes)}: a {method!r} trial has no field {error}") from None
+        except ValidationError as error:
+            said = "; ".join(e["msg"].removeprefix("Value error, ") for e in error.errors())
+            raise ValueError(f"search: {method!r} with {dict(changes)}: {said}") from None
+        if is_oracle(made.method):
+            raise ValueError(f"search: {method!r} with {dict(changes)}: {ONLY_REPLAYED}")
+        return made
 
     def fingerprint(self) -> str:
         """The identity of the whole, narrowed as it is."""
@@ -143,11 +185,24 @@ class ExperimentSpec(Frozen):
                 if block[axis] is not None:
                     block[axis] = tuple(name for name in block[axis] if name in names)
         content["matrix"] = tuple(b for b in content["matrix"] if all(b[axis] != () for axis in AXES))
-        content["scorer"] = content["drafter"] = None  # what is trained for the whole is not what is measured of it
+        content["scorer"] = content["drafter"] = content["search"] = None  # found for the whole, not measured of it
         if limit is not None:
             for task in content["tasks"].values():
                 task["limit"] = limit
         return parse_experiment(content, "the command line")
+
+
+def _check_held_out(where: str, searched: TaskSpec, held_out: TaskSpec) -> None:
+    """Nothing is confirmed on prompts that it was chosen by."""
+    one, other = (task.model_dump(exclude={"limit", "skip"}) for task in (searched, held_out))
+    split, other_split = one.pop("split"), other.pop("split")
+    if one != other:
+        raise ValueError(f"{where}: it and the task it is confirmed on must differ in split, skip and limit only")
+    if split == other_split and held_out.skip < searched.skip + searched.limit:
+        raise ValueError(
+            f"{where}: it and the task it is confirmed on take the same prompts of split {split!r}; give the latter "
+            f"split: test, or skip: {searched.skip + searched.limit}"
+        )
 
 
 def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -211,6 +266,9 @@ def _place(location: tuple[int | str, ...]) -> tuple[str, dict[str, Any]]:
         members = node.get("discriminator", {}).get("mapping", {})
         if part in members:
             node = {"$ref": members[part]}
+        elif "anyOf" in node and not isinstance(part, int):  # the class that pydantic tried
+            refs = [member for member in node["anyOf"] if "$ref" in member]
+            node = next((ref for ref in refs if ref["$ref"].rsplit("/", 1)[-1] in part), node)
         elif "anyOf" not in node or isinstance(part, int):
             path.append(str(part))
             node = node.get("items") or node.get("properties", {}).get(part) or node.get("additionalProperties") or {}

@@ -59,7 +59,8 @@ class Choice(Frozen):
 
     Attributes:
         block_length: L, tokens of a candidate.
-        selection: ``prior`` ranks without looking at the model, ``scorer`` with the pair's scorer.
+        selection: ``prior`` ranks without looking at the model, ``scorer`` with the pair's scorer; ``oracle`` knows the
+            recorded answer, the upper bound that only a replay has.
         num_candidates: N, the most candidates of a set.
         min_survival: a token is verified only if its probability of being accepted is at least this; 0 always verifies
             the whole candidate. None verifies as many tokens as pay, by what a verification costs on this target.
@@ -71,7 +72,7 @@ class Choice(Frozen):
 
     kind: Literal["choice"] = "choice"
     block_length: int = Field(default=8, ge=1, le=LONGEST_BLOCK)
-    selection: Literal["prior", "scorer"] = "prior"
+    selection: Literal["prior", "scorer", "oracle"] = "prior"
     num_candidates: int = Field(default=16, ge=1)
     min_survival: float | None = Field(default=None, ge=0.0, le=1.0)
     drafters: tuple[str, ...] = ()
@@ -175,6 +176,14 @@ class Suffix(Frozen):
     @property
     def label(self) -> str:
         return f"suffix k={self.num_draft_tokens}"
+
+
+ONLY_REPLAYED = "the oracle knows the recorded answer, so that it runs in a replay only: bench --replay"
+
+
+def is_oracle(method: "MethodSpec") -> bool:
+    """Whether a method is a bound, which no runtime can run."""
+    return isinstance(method, Choice) and method.selection == "oracle"
 
 
 def uses_scorer(method: "MethodSpec") -> bool:

@@ -1,8 +1,8 @@
 """A task: where the prompts come from, how many, and how long."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from choicespec.spec.frozen import Frozen
 
@@ -15,6 +15,7 @@ class _Prompts(Frozen):
 
     Attributes:
         limit: the most prompts taken from the split.
+        skip: prompts of the split that are passed over first, such as those that a scorer was fitted to.
         context_tokens: prompts are fitted to this many tokens with real surrounding material; ``max`` is the
             largest that the target allows; None leaves each prompt as it is.
         max_new_tokens: the most tokens decoded for a prompt.
@@ -30,6 +31,13 @@ class _Prompts(Frozen):
     split: Split = "test"
     seed: int = 0
     stop: tuple[str, ...] = ()
+    skip: int = Field(default=0, ge=0)
+
+    @model_serializer(mode="wrap")
+    def _without_an_idle_skip(self, content: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """So that what was measured and recorded before there was a skip keeps its identity."""
+        found: dict[str, Any] = content(self)
+        return found if self.skip else {name: value for name, value in found.items() if name != "skip"}
 
     @property
     def label(self) -> str:

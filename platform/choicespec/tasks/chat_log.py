@@ -60,7 +60,7 @@ class ChatLogTask:
     def prompts(self, tokenizer: Tokenizer, context_limit_tokens: int) -> Prompts:
         """See ``Task.prompts``."""
         window = Window(self._spec, context_limit_tokens)
-        return gather(self._attempts(tokenizer, window), self._spec.limit, self._omitted)
+        return gather(self._attempts(tokenizer, window), self._spec, self._omitted)
 
     def _attempts(self, tokenizer: Tokenizer, window: Window) -> Iterator[Request | str]:
         material = Material[str](lambda earlier: conversation_ids(tokenizer, _joined(earlier), []))

@@ -25,7 +25,7 @@ class Prompts(NamedTuple):
     """The prompts of a task's split.
 
     Attributes:
-        requests: at most ``limit``, in the seed's order.
+        requests: at most ``limit`` behind ``skip``, in the seed's order.
         omitted: a sentence for each prompt that was left out, saying why; these do not use up the limit.
         repository: reads the documents that the prompts are cut from, and that candidates may come from.
     """
@@ -95,8 +95,8 @@ def take_split(
     return sorted(mine, key=lambda item: _fraction("order", spec.seed, name(item)))
 
 
-def gather(attempts: Iterable[Request | str], limit: int, omitted: Iterable[str] = ()) -> Prompts:
-    """Requests until there are ``limit`` of them; a sentence among the attempts is a prompt left out."""
+def gather(attempts: Iterable[Request | str], spec: TaskSpec, omitted: Iterable[str] = ()) -> Prompts:
+    """The specification's ``limit`` of requests behind its ``skip``; a sentence among the attempts is one left out."""
     left_out = list(omitted)
 
     def kept() -> Iterable[Request]:
@@ -106,7 +106,7 @@ def gather(attempts: Iterable[Request | str], limit: int, omitted: Iterable[str]
             else:
                 left_out.append(attempt)
 
-    requests = tuple(islice(kept(), limit))
+    requests = tuple(islice(kept(), spec.skip, spec.skip + spec.limit))
     return Prompts(requests, tuple(left_out))
 
 

@@ -86,7 +86,7 @@ class PythonRepoTask:
         """See ``Task.prompts``."""
         window = Window(self._spec, context_limit_tokens)
         attempts = (self._attempt(source, body, tokenizer, window) for source, body in self._bodies())
-        return gather(attempts, self._spec.limit)._replace(repository=self._documents)
+        return gather(attempts, self._spec)._replace(repository=self._documents)
 
     def _documents(self) -> Iterator[Document]:
         """The split's files: what the other split holds stays unseen."""

@@ -56,7 +56,7 @@ class ToolCallTask:
     def prompts(self, tokenizer: Tokenizer, context_limit_tokens: int) -> Prompts:
         """See ``Task.prompts``."""
         window = Window(self._spec, context_limit_tokens)
-        return gather(self._attempts(tokenizer, window), self._spec.limit)
+        return gather(self._attempts(tokenizer, window), self._spec)
 
     def _attempts(self, tokenizer: Tokenizer, window: Window) -> Iterator[Request | str]:
         # one function a name: a prompt never offers two functions of the same name

@@ -1,0 +1,1 @@
+"""Methods evaluated on recorded outputs and measured costs, without the target."""

@@ -1,0 +1,129 @@
+"""Candidate sets ranked at recorded positions: what ``choice`` drafts, for each L, each way of choosing and each N.
+
+Shapes: P positions, N candidates of a set, L tokens of a candidate, K tokens of the longest draft.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from choicespec.candidates.sets import MOST_VOTES, rank
+from choicespec.errors import RecordingError
+from choicespec.recordings import Recorded
+from choicespec.replay.proposals import Proposals
+from choicespec.scorer.examples import Examples, SetArrays, set_arrays
+from choicespec.scorer.files import Scorer
+from choicespec.scorer.fit import Dataset, batch_of
+from choicespec.scorer.model import survivals
+
+Selection = Literal["prior", "scorer", "oracle"]
+_BATCH = 512
+
+
+class Drafts(NamedTuple):
+    """A draft a position, before it is decided how much of it is verified.
+
+    Attributes:
+        lengths: (P,) its tokens; 0 where nothing is drafted.
+        accepted: (P,) those of them that the target accepts.
+        survival: (P, K) the probability that each prefix is accepted, as the method sees it; 0 beyond the draft. K is
+            0 for a method that does not weigh its drafts.
+    """
+
+    lengths: NDArray[np.int16]
+    accepted: NDArray[np.int16]
+    survival: NDArray[np.float64]
+
+
+class _Sets(NamedTuple):
+    """The candidate sets of one L.
+
+    Attributes:
+        arrays: the candidates, best prior first.
+        accepted: (P, N) tokens of each candidate that the target accepts.
+        prior: (P, L) the prior's survival of the first candidate.
+    """
+
+    arrays: SetArrays
+    accepted: NDArray[np.int16]
+    prior: NDArray[np.float64]
+
+
+class Ranking:
+    """Ranks the candidate sets of one recording.
+
+    Args:
+        proposals: of the recording.
+        recorded: with the hidden states that the scorer reads.
+        scorer: the pair's; only called to score.
+    """
+
+    def __init__(self, proposals: Proposals, recorded: Sequence[Recorded], scorer: Callable[[], Scorer]) -> None:
+        self._proposals, self._recorded, self._scorer = proposals, recorded, scorer
+        self._sets = lru_cache(maxsize=1)(self._make_sets)
+
+    def best(self, selection: Selection, block_length: int) -> list[Drafts]:
+        """The chosen candidates, for N = 1, 2, ... MOST_VOTES; more candidates there are not.
+
+        Raises:
+            RecordingError: the scorer does not judge candidates of this length.
+        """
+        if selection == "scorer":
+            return self._scored(block_length)
+        arrays, accepted_PN, prior_PL = self._sets(block_length)
+        if selection == "oracle":
+            return [_certain(best_P) for best_P in np.maximum.accumulate(accepted_PN, axis=1).T]
+        return [Drafts(arrays.lengths[:, 0].astype(np.int16), accepted_PN[:, 0], prior_PL)] * MOST_VOTES
+
+    def _scored(self, block_length: int) -> list[Drafts]:
+        """The candidate of the largest expected accepted length, as ``scorer.ranker``."""
+        net, manifest = self._scorer()
+        if block_length > manifest.block_length:
+            raise RecordingError(f"the pair's scorer judges {manifest.block_length} tokens at most, not {block_length}")
+        arrays, accepted_PN, _ = self._sets(block_length)
+        dataset = self._dataset(arrays, accepted_PN, manifest.layers)
+        every = np.arange(len(accepted_PN))
+        with torch.inference_mode():
+            batches = [batch_of(dataset, every[start : start + _BATCH]) for start in range(0, len(every), _BATCH)]
+            scored_PNL = torch.cat([survivals(net(batch), batch.lengths_PN) for batch in batches])
+        expected_PN = scored_PNL.sum(dim=-1).numpy()
+        found: list[Drafts] = []
+        for count in range(1, MOST_VOTES + 1):
+            best_P = expected_PN[:, :count].argmax(axis=1)
+            survival_PL = scored_PNL.numpy()[every, best_P].astype(np.float64)
+            found.append(
+                Drafts(arrays.lengths[every, best_P].astype(np.int16), accepted_PN[every, best_P], survival_PL)
+            )
+        return found
+
+    def _dataset(self, arrays: SetArrays, accepted_PN: NDArray[np.int16], layers: Sequence[int]) -> Dataset:
+        proposals = self._proposals
+        requests = np.zeros(len(accepted_PN), np.int32)  # nobody asks here whose a position is
+        examples = Examples(arrays, accepted_PN.astype(np.int8), proposals.anchors, proposals.rows, requests)
+        hidden = [np.concatenate([one.hidden_states[layer] for one in self._recorded]) for layer in layers]
+        return Dataset(examples, np.concatenate(hidden, axis=1))
+
+    def _make_sets(self, block_length: int) -> _Sets:
+        proposals = self._proposals
+        lengths = np.minimum(proposals.limits, block_length).tolist()
+        sets = [
+            rank(proposals.votes(position).cut(length), length, MOST_VOTES) for position, length in enumerate(lengths)
+        ]
+        arrays = set_arrays(sets, MOST_VOTES, block_length)
+        prior_PL = np.zeros((len(sets), block_length))
+        for row, candidates in enumerate(sets):
+            if candidates:
+                prior_PL[row, : len(candidates[0].survival)] = candidates[0].survival
+        there_PNL = np.arange(block_length) < arrays.lengths[..., None]
+        right_PNL = there_PNL & (arrays.token_ids == proposals.following[:, None, :block_length])
+        return _Sets(arrays, right_PNL.cumprod(axis=-1).sum(axis=-1).astype(np.int16), prior_PL)
+
+
+def _certain(lengths_P: NDArray[np.int16]) -> Drafts:
+    """Drafts of which all is accepted, and known to be."""
+    survival_PK = np.arange(lengths_P.max(initial=0)) < lengths_P[:, None]
+    return Drafts(lengths_P, lengths_P, survival_PK.astype(np.float64))

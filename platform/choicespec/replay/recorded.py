@@ -1,0 +1,127 @@
+"""Where a pair's recordings, proposals and costs lie, and what a replay reads of them."""
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+
+from choicespec.candidates.request import RequestCandidates, repository_of
+from choicespec.errors import RecordingError, ScorerError
+from choicespec.measuring.cost import Costs, load_costs
+from choicespec.recordings import RecordingFolder, RecordingManifest
+from choicespec.records import TargetIdentity
+from choicespec.replay.drafts import RecordedDrafts
+from choicespec.replay.proposals import RECORDED_BLOCK, Proposals, collect, load_proposals, save_proposals
+from choicespec.replay.ranking import Ranking
+from choicespec.runtimes.hf import HfRuntime, scorer_of
+from choicespec.scorer.files import Scorer, ScorerManifest, find_scorer, load_scorer
+from choicespec.spec.pair import PairSpec
+from choicespec.spec.runtime import HfRuntimeSpec
+from choicespec.spec.task import TaskSpec
+from choicespec.tasks.prompts import open_task
+
+_RECORD = "record it with: python -m jobs.record EXPERIMENT"
+
+
+class RecordedPair:
+    """One pair's recordings below a folder. Only the tokenizer, and the embedding where a scorer reads it, are loaded.
+
+    Raises:
+        CheckpointError: there is no such target.
+    """
+
+    def __init__(self, folder: Path, runtime: HfRuntimeSpec, pair: PairSpec) -> None:
+        self.runtime, self.pair = runtime, pair
+        self.opened = HfRuntime(runtime, pair)
+        self._folder = folder
+
+    @cached_property
+    def scorer(self) -> ScorerManifest | None:
+        """What the pair's scorer is for; None where it has none that fits."""
+        try:
+            return scorer_of(self.pair)
+        except ScorerError:
+            return None
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The decoder layers that are recorded: those that the scorer reads."""
+        return self.scorer.layers if self.scorer is not None else ()
+
+    def recording(self, task: TaskSpec) -> RecordingFolder:
+        """The folder of a task's recording, whether it is there or not."""
+        what = (self.pair.target.model_dump_json(), task.model_dump_json(), str(self.layers))
+        return RecordingFolder(self._folder / f"{task.kind}-{task.split}-{_digest(*what)}")
+
+    @property
+    def costs_file(self) -> Path:
+        """Where the costs of this pair on this runtime are kept."""
+        what = (self.pair.model_dump_json(), self.runtime.model_dump_json())
+        return self._folder / f"costs-{_digest(*what)}.json"
+
+    def costs(self) -> Costs:
+        """The pair's costs.
+
+        Raises:
+            RecordingError: they have not been measured.
+        """
+        return load_costs(self.costs_file)
+
+    def propose(self, task: TaskSpec) -> Proposals:
+        """What is proposed along a task's recorded outputs; drawn where it is not kept.
+
+        Raises:
+            RecordingError: the task has not been recorded.
+        """
+        folder, manifest = self._checked(task)
+        kept = load_proposals(folder.path, manifest)
+        if kept is not None:
+            return kept
+        prompts = open_task(task).prompts(self.opened.tokenizer, self.opened.context_tokens)
+        encode = self.opened.tokenizer.encode
+        candidates = RequestCandidates(RECORDED_BLOCK, 1, encode, repository_of(prompts.repository(), encode))
+        proposals = collect(folder.read(), candidates)
+        save_proposals(folder.path, manifest, proposals)
+        return proposals
+
+    def drafts(self, task: TaskSpec) -> RecordedDrafts:
+        """A task's recording as a replay wants it.
+
+        Raises:
+            RecordingError: the task has not been recorded, or of another target.
+        """
+        folder, _ = self._checked(task)
+        proposals = self.propose(task)
+        return RecordedDrafts(proposals, Ranking(proposals, folder.read(), self._load_scorer).best)
+
+    def _checked(self, task: TaskSpec) -> tuple[RecordingFolder, RecordingManifest]:
+        folder = self.recording(task)
+        if not folder.path.is_dir():
+            raise RecordingError(f"{task.label} ({task.split}) of {self.pair.label} is not recorded; {_RECORD}")
+        manifest = folder.manifest()
+        _check_target(folder.path, manifest.target, self.opened.identity)
+        return folder, manifest
+
+    def _load_scorer(self) -> Scorer:
+        """The pair's scorer on the embedding alone.
+
+        Raises:
+            ScorerError: it is missing or broken, or for another target.
+        """
+        manifest = scorer_of(self.pair)
+        embedding = self.opened.input_embedding()
+        folder = find_scorer(self.pair.scorer, self.opened.identity)
+        return load_scorer(folder, manifest, lambda token_ids: embedding[token_ids])
+
+
+def _check_target(path: Path, recorded: TargetIdentity, target: TargetIdentity) -> None:
+    for name in TargetIdentity.model_fields:
+        own, other = getattr(recorded, name), getattr(target, name)
+        if own != other:
+            raise RecordingError(
+                f"{path} was recorded of a target with {name} {own}, but this one has {other}; move it away, and "
+                f"{_RECORD}"
+            )
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
