@@ -6,7 +6,7 @@ WITH_LLAMACPP := .venv/installed-llamacpp
 export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-llamacpp scorer scorer-table live peers ui test test-gpu check format
+.PHONY: demo demo-llamacpp scorer scorer-table live peers serve serve-check ui test test-gpu check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
 	$(BIN)/python -m jobs.bench smollm2
@@ -25,6 +25,12 @@ live: $(INSTALLED)            ## the scorer against prior, prompt lookup and tra
 
 peers: $(INSTALLED)           ## choicespec's loop beside transformers' own generate, in alternation
 	$(BIN)/python -m jobs.bench peers
+
+serve: $(INSTALLED)           ## the embedded default behind an OpenAI-compatible endpoint: http://127.0.0.1:8000
+	$(BIN)/serve run deployments.app:build
+
+serve-check: $(INSTALLED)     ## losslessness, overhead and faults of what is served, over HTTP; some minutes
+	$(BIN)/python -m jobs.serve_check
 
 ui: $(INSTALLED)              ## the runs, in the MLflow UI on this machine
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000
