@@ -1,4 +1,4 @@
-"""Sampling with drafts draws from the target's own distribution: the same seed, the same tokens, whatever the method."""
+"""Sampling with drafts draws from the target's own distribution: the same seed, the same tokens in every method."""
 
 import pytest
 import torch

@@ -19,7 +19,7 @@ def _streamed(blocks: list[bytes], stop: tuple[str, ...] = ()) -> list[str]:
     return [*taken, "".join(piece.text for piece in stream.end())]
 
 
-@given(st.text(max_size=80), st.lists(st.integers(1, 7), min_size=1, max_size=5))
+@given(st.text("ab é漢🙂\ufffd", max_size=80), st.lists(st.integers(1, 7), min_size=1, max_size=5))
 def test_the_text_is_the_same_however_it_is_cut_into_blocks(text: str, sizes: list[int]) -> None:
     """Fails if a character that blocks share is lost, doubled or shown in parts."""
     encoded, blocks, place = text.encode(), list[bytes](), 0

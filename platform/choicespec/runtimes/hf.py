@@ -17,7 +17,7 @@ from choicespec.decoding.small_blocks import use_small_blocks
 from choicespec.decoding.step_cost import StepCosts, measure_step_costs
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
-from choicespec.errors import CheckpointError, ChoiceSpecError, PromptTooLong, ScorerError, TaskDataError, Unsupported
+from choicespec.errors import CheckpointError, PromptTooLong, ScorerError, TaskDataError, Unsupported
 from choicespec.recordings import Recorded
 from choicespec.records import Document, Request, Sampling, TargetIdentity, Trace
 from choicespec.runtimes.checkpoints import identify, input_embedding, locate
@@ -174,7 +174,7 @@ class HfRuntime:
         self.use_repository(self._documents)
         try:
             self._proposers.of(method)
-        except ChoiceSpecError:
+        except Exception:
             self._pair, self._proposers = before
             raise
 

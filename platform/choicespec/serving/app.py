@@ -7,14 +7,13 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from choicespec.errors import ChoiceSpecError
+from choicespec.errors import TrackingError
 from choicespec.records import Document
 from choicespec.serving.answers import Event, Finished, Question, Refused, Status
 from choicespec.serving.endpoints import build_api, digest
@@ -68,7 +67,7 @@ def _pair(name: str, served: ServedSpec, spec: ServingSpec, uri: str) -> serve.A
 def _source(served: ServedSpec, uri: str) -> ChampionSource:
     if served.champion is None:
         return Shipped()
-    return Registered(uri, served.champion, Path(mkdtemp(prefix="choicespec-champion-")))
+    return Registered(uri, served.champion)
 
 
 class Pair:
@@ -104,20 +103,23 @@ class Pair:
             await asyncio.sleep(every_s)
             try:
                 newest = await asyncio.to_thread(self._source.newest)
-            except ChoiceSpecError as error:
+            except TrackingError as error:
                 _log.warning("the registry cannot be asked: %s", error)
                 continue
-            if newest == self._seen:
-                continue
-            self._seen = newest
-            try:
-                trial = self._replica.served.champion.trial
-                champion = await asyncio.to_thread(self._source.read, newest, trial)
-                await self._replica.roll_out(Versioned(champion, newest))
-                _log.info("champion: version %s, %s", newest, champion.trial.method.label)
-            except ChoiceSpecError as error:
-                _log.error("champion refused, the old one goes on: version %s: %s", newest, error)
-                self._replica.refuse(newest, str(error))
+            if newest != self._seen:
+                self._seen = newest
+                await self._take(newest)
+
+    async def _take(self, version: str) -> None:
+        try:
+            champion = await asyncio.to_thread(self._source.read, version, self._replica.served.champion.trial)
+            await self._replica.roll_out(Versioned(champion, version))
+            _log.info("champion: version %s, %s", version, champion.trial.method.label)
+        except Exception as error:  # whatever is wrong with a new champion, it must not end the old one
+            _log.error("champion refused, the old one goes on: version %s: %s", version, error)
+            self._replica.refuse(version, str(error))
+            if isinstance(error, TrackingError):
+                self._seen = self._replica.served.version  # the registry may have failed, not the champion: ask again
 
 
 @serve.ingress()

@@ -215,13 +215,14 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     """A request's body.
 
     Raises:
-        ApiError: names the first field at fault; never repeats what was sent, which may be private.
+        ApiError: names a field at fault; never repeats what was sent, which may be private.
     """
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
+        # of the alternatives of a union, the one that went deepest is what was meant
+        first = max(error.errors(include_input=False, include_url=False), key=lambda found: len(found["loc"]))
+        field = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
         if first["type"] == "extra_forbidden":
             message = f"{field} is not supported; supported are: {', '.join(kind.model_fields)}"
         else:

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple, Protocol
 
 from choicespec.errors import ChampionError, ChoiceSpecError
@@ -68,11 +69,11 @@ class Registered:
     Args:
         uri: of MLflow.
         name: of the registered model.
-        folder: champions are copied there.
     """
 
-    def __init__(self, uri: str, name: str, folder: Path) -> None:
-        self._registry, self._name, self._folder = ChampionRegistry(uri), name, folder
+    def __init__(self, uri: str, name: str) -> None:
+        self._registry, self._name = ChampionRegistry(uri), name
+        self._copies = TemporaryDirectory(prefix="choicespec-champions-")  # goes with this object
 
     def first(self) -> Versioned:
         """The version with the alias, or where that cannot be served the latest earlier one that can."""
@@ -92,6 +93,8 @@ class Registered:
 
     def read(self, version: str, served: TrialSpec | None) -> Champion:
         """See ``ChampionSource.read``."""
-        champion = read_champion(self._registry.fetch(self._name, int(version), self._folder / version))
+        copy = Path(self._copies.name, version)
+        copy.mkdir(exist_ok=True)
+        champion = read_champion(self._registry.fetch(self._name, int(version), copy))
         check_champion(champion, served)
         return champion

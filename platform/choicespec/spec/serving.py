@@ -1,10 +1,12 @@
 """What is served: pairs by name, each with its champion, and the limits of a request."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from choicespec.spec.frozen import Frozen
+
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # also names Ray Serve's deployment
 
 
 class ServedSpec(Frozen):
@@ -56,7 +58,7 @@ class ServingSpec(Frozen):
         follow_s: how often each replica asks whether its champion has changed.
     """
 
-    models: dict[str, ServedSpec] = Field(default={"smollm2": ServedSpec()}, min_length=1)
+    models: dict[ModelName, ServedSpec] = Field(default={"smollm2": ServedSpec()}, min_length=1)
     limits: LimitsSpec = LimitsSpec()
     tracking_uri: str | None = None
     follow_s: float = Field(default=10.0, gt=0)
