@@ -8,6 +8,7 @@ from choicespec.runtimes.hf import HfRuntime
 from choicespec.spec.method import Autoregressive, Choice, MethodSpec, Ngram
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
+from contracts.streaming_contract import StreamingContract
 from integration.small_checkpoints import save_checkpoint, small_llama
 
 _PLAIN = Autoregressive()
@@ -22,6 +23,16 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> HfRuntime:
     folder = save_checkpoint(tmp_path_factory.mktemp("small") / "target", small_llama(vocab_size=256))
     pair = PairSpec.model_validate({"target": {"model": str(folder)}})
     return HfRuntime(HfRuntimeSpec(threads=1), pair)
+
+
+class TestStreams(StreamingContract):
+    @pytest.fixture(scope="class")
+    def runtime(self, runtime: HfRuntime) -> HfRuntime:
+        return runtime
+
+    @pytest.fixture(scope="class")
+    def requests(self) -> list[Request]:
+        return [_REQUEST, Request("other", tuple(b"a b a b a b"), 16)]
 
 
 def _drawn(runtime: HfRuntime, method: MethodSpec, sampling: Sampling) -> list[int]:

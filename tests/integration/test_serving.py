@@ -25,11 +25,13 @@ from choicespec.tracking import ChampionRegistry
 from integration.local_api import measurement, table_champion
 from integration.processes import DEADLINE_S, free_port
 from ray import serve
+from ray.util import placement_group_table
 
 from deployments.app import build
 
 _NEW_TOKENS = 200
 _CLIENTS = 4
+_PAIR = {"target": {"model": "table", "tensor_parallel": 4}, "gpus": 4}
 _POLL_S = 0.05
 
 
@@ -53,12 +55,13 @@ class Application(NamedTuple):
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
     uri = f"sqlite:///{tmp_path_factory.mktemp('registry') / 'mlflow.db'}"
-    registry, champion, port = ChampionRegistry(uri), table_champion(), free_port()
+    registry, champion, port = ChampionRegistry(uri), table_champion(pair=_PAIR), free_port()
     name = promote(registry, champion.trial, champion.measurement).name
     package = str(Path(choicespec.__path__[0]).parent)
     ray.init(
         address="local",
         num_cpus=2,
+        num_gpus=4,  # logical: placement is tested without one
         include_dashboard=False,
         logging_level="warning",
         runtime_env={"env_vars": {"PYTHONPATH": package}},
@@ -139,6 +142,12 @@ def test_answers_and_streams_are_plain_decodings(application: Application) -> No
         assert _ask(application.client(), "hello", stream) == _expected("hello")
 
 
+def test_a_tensor_parallel_pair_is_one_bundle(application: Application) -> None:
+    """Fails if a replica's GPUs may lie on several nodes, or if it is placed otherwise than the bench places it."""
+    groups = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
+    assert [group["bundles"] for group in groups] == [{0: {"CPU": 1.0, "GPU": 4.0}}]
+
+
 def test_health_and_page(application: Application) -> None:
     health = requests.get(f"{application.address}/healthz", timeout=60)
     assert (health.status_code, health.json()["models"]) == (200, {"table": "ok"})
@@ -150,7 +159,7 @@ def test_health_and_page(application: Application) -> None:
 def test_a_new_champion_takes_over_without_dropping_requests(application: Application) -> None:
     """Fails if a roll-out costs a request, or changes an answer that is under way."""
     assert application.served()["version"] == "1"
-    newer = table_champion(method={"kind": "ngram", "num_draft_tokens": 2})
+    newer = table_champion(pair=_PAIR, method={"kind": "ngram", "num_draft_tokens": 2})
     with _Load(application) as load:
         _await(lambda: load.right >= _CLIENTS)
         promote(application.registry, newer.trial, measurement(2.5))
@@ -163,7 +172,7 @@ def test_a_new_champion_takes_over_without_dropping_requests(application: Applic
 
 def _plant(application: Application, folder: Path, champion: Champion | None) -> str:
     """Registers a champion that cannot be served, by hand; returns its version."""
-    trial = table_champion().trial
+    trial = table_champion(pair=_PAIR).trial
     if champion is None:
         (folder / "readme.txt").write_text("no champion", encoding="utf-8")
     else:
@@ -174,7 +183,7 @@ def _plant(application: Application, folder: Path, champion: Champion | None) ->
 
 @pytest.mark.parametrize(
     ("champion", "said"),
-    [(None, "champion.json"), (table_champion(pair={"target": {"model": "other"}}), "its target is model='other'")],
+    [(None, "champion.json"), (table_champion(), "its target is model='table'")],
 )
 def test_a_broken_champion_is_refused_and_the_old_one_goes_on(
     application: Application, tmp_path: Path, champion: Champion | None, said: str
