@@ -36,11 +36,13 @@ _POLL_S = 0.05
 
 
 class Application(NamedTuple):
-    """What is served, where, and the registry that it follows."""
+    """What is served, where, the registry that it follows, Ray's session folder, and where its metrics are."""
 
     address: str
     registry: ChampionRegistry
     name: str
+    session: Path
+    metrics: str
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
@@ -58,8 +60,11 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
     registry, champion, port = ChampionRegistry(uri), table_champion(pair=_PAIR), free_port()
     name = promote(registry, champion.trial, champion.measurement).name
     package = str(Path(choicespec.__path__[0]).parent)
-    ray.init(
+    metrics_port = free_port()
+    session = ray.init(
         address="local",
+        _metrics_export_port=metrics_port,
+        _system_config={"metrics_report_interval_ms": 500},
         num_cpus=2,
         num_gpus=4,  # logical: placement is tested without one
         include_dashboard=False,
@@ -71,7 +76,9 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
         limits = LimitsSpec(waiting=2 * _CLIENTS)
         models = {"table": ServedSpec(champion=name)}
         serve.run(build(ServingSpec(models=models, limits=limits, tracking_uri=uri, follow_s=0.1)))
-        yield Application(f"http://127.0.0.1:{port}", registry, name)
+        folder = Path(session.address_info["session_dir"])
+        metrics = f"http://127.0.0.1:{metrics_port}/metrics"
+        yield Application(f"http://127.0.0.1:{port}", registry, name, folder, metrics)
     finally:
         serve.shutdown()
         ray.shutdown()
@@ -146,6 +153,23 @@ def test_a_tensor_parallel_pair_is_one_bundle(application: Application) -> None:
     """Fails if a replica's GPUs may lie on several nodes, or if it is placed otherwise than the bench places it."""
     groups = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
     assert [group["bundles"] for group in groups] == [{0: {"CPU": 1.0, "GPU": 4.0}}]
+
+
+def test_logs_and_metrics_tell_of_answers_but_not_their_text(application: Application) -> None:
+    """Fails if an operator cannot see what is going on, or can read what people ask."""
+    assert _ask(application.client(), "my secret question", stream=False)
+    logs = application.session / "logs" / "serve"
+    _await(lambda: "answered question=" in _all_text(logs))
+    assert "secret" not in _all_text(logs)
+    _await(lambda: "choicespec_drafted_steps" in requests.get(application.metrics, timeout=60).text)
+    figures = requests.get(application.metrics, timeout=60).text
+    for name in ("decode_tokens", "decode_seconds", "accepted_tokens", "steps", "answers"):
+        assert f"choicespec_{name}" in figures
+    assert "secret" not in figures
+
+
+def _all_text(folder: Path) -> str:
+    return "".join(file.read_text(encoding="utf-8", errors="replace") for file in folder.rglob("*") if file.is_file())
 
 
 def test_health_and_page(application: Application) -> None:

@@ -14,7 +14,7 @@ from choicespec.serving.answers import Event, Finished, Part, Progress, Question
 from choicespec.serving.slots import Busy, Slots
 from choicespec.serving.source import Versioned
 from choicespec.serving.text import TextStream
-from choicespec.spec.method import Autoregressive
+from choicespec.spec.method import Autoregressive, MethodSpec
 from choicespec.spec.serving import LimitsSpec
 from choicespec.tasks.tool_prompt import conversation_ids
 
@@ -122,7 +122,7 @@ class Replica:
                 f"{len(prompt_ids)} prompt tokens + {new_tokens} new tokens exceed the model's context of "
                 f"{context_tokens} tokens; shorten the prompt or lower max_tokens"
             )
-            raise _BadQuestion(Refused(400, message, "context_length_exceeded", "messages"))
+            raise _BadQuestion(Refused(400, message, "context_length_exceeded"))
         tools = tuple(json.dumps(tool["function"], ensure_ascii=False) for tool in question.tools)
         return Request(question.question_id, tuple(prompt_ids), new_tokens, question.stop, tools=tools)
 
@@ -149,7 +149,8 @@ class _Answer:
     def __init__(self, request: Request, text: TextStream) -> None:
         self._text = text
         self._progress = Progress(len(request.prompt_ids))
-        self.method, self.version = Autoregressive(), ""
+        self.method: MethodSpec = Autoregressive()  # until its slot is there; then what decodes it, and its version
+        self.version = ""
 
     def add(self, block: Block) -> Part | Finished:
         """The event of a block."""
