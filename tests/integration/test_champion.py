@@ -88,7 +88,7 @@ def test_a_champion_is_never_a_pickle(registry: ChampionRegistry, tmp_path: Path
 
 def test_the_shipped_champion_can_be_served() -> None:
     """Fails if `make serve` would refuse what the package brings."""
-    champion, version = Shipped().first()
+    champion, version = Shipped().first(None)
     assert version == "shipped"
     assert champion.measurement.match.value == 1
 
@@ -115,13 +115,15 @@ def test_a_replica_starts_with_the_latest_champion_that_can_be_served(registry: 
     name = promoted[0].name
     _lose_files(uri, registry, name, 3)
     source = Registered(uri, name)
-    assert source.first().version == "2"
+    assert source.first(None).version == "2"
     with pytest.raises(TrackingError):
         source.read("3", trial)
+    with pytest.raises(ChampionError, match="its target"):
+        source.first(_trial("another"))
     for version in (1, 2):
         _lose_files(uri, registry, name, version)
     with pytest.raises(ChampionError, match="no version of restart-float32-scripted-tool-call can be served"):
-        Registered(uri, name).first()
+        Registered(uri, name).first(None)
 
 
 def test_a_champion_of_another_version_is_refused(tmp_path: Path) -> None:
@@ -144,4 +146,4 @@ def _lose_files(uri: str, registry: ChampionRegistry, name: str, version: int) -
 
 def test_an_unknown_name_is_said(uri: str) -> None:
     with pytest.raises(TrackingError, match="nobody"):
-        Registered(uri, "nobody").first()
+        Registered(uri, "nobody").first(None)

@@ -25,7 +25,7 @@ _PROMPTS = 3
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    with serving({"smollm2": Replica(Shipped().first(), LimitsSpec())}) as address:
+    with serving({"smollm2": Replica(Shipped().first(None), LimitsSpec())}) as address:
         yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
 

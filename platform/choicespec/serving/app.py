@@ -20,6 +20,7 @@ from choicespec.serving.endpoints import build_api, digest
 from choicespec.serving.figures import Figures
 from choicespec.serving.replica import Replica
 from choicespec.serving.source import ChampionSource, Registered, Shipped, Versioned
+from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.resources import bundle
 from choicespec.spec.serving import LimitsSpec, ServedSpec, ServingSpec
 from choicespec.tasks.python_repo import repository_documents
@@ -48,7 +49,7 @@ def build(spec: ServingSpec) -> serve.Application:
 
 def _pair(name: str, served: ServedSpec, spec: ServingSpec, uri: str) -> serve.Application:
     """A model's deployment, placed as the bench places the pair: all of a replica on one node."""
-    trial = _source(served, uri).first().champion.trial
+    trial = _source(served, uri).first(None).champion.trial
     deployment = serve.deployment(Pair).options(
         name=name,
         max_ongoing_requests=_MOST_ONGOING,
@@ -61,7 +62,7 @@ def _pair(name: str, served: ServedSpec, spec: ServingSpec, uri: str) -> serve.A
             "target_ongoing_requests": served.target_ongoing_requests,
         },
     )
-    return deployment.bind(name, served, spec.limits, uri, spec.follow_s)
+    return deployment.bind(name, served, trial, spec.limits, uri, spec.follow_s)
 
 
 def _source(served: ServedSpec, uri: str) -> ChampionSource:
@@ -71,12 +72,14 @@ def _source(served: ServedSpec, uri: str) -> ChampionSource:
 
 
 class Pair:
-    """A replica of a model, which follows its champion."""
+    """A replica of a model, which follows its champion; ``trial`` says which target, runtime and GPUs it is placed for."""
 
-    def __init__(self, name: str, served: ServedSpec, limits: LimitsSpec, uri: str, follow_s: float) -> None:
+    def __init__(
+        self, name: str, served: ServedSpec, trial: TrialSpec, limits: LimitsSpec, uri: str, follow_s: float
+    ) -> None:
         self._figures = Figures(name)
         self._source = _source(served, uri)
-        self._replica = Replica(self._source.first(), limits, _documents(served))
+        self._replica = Replica(self._source.first(trial), limits, _documents(served))
         self._seen = self._replica.served.version
         self._following = asyncio.get_running_loop().create_task(self._follow(follow_s))
 

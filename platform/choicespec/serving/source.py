@@ -23,8 +23,8 @@ class Versioned(NamedTuple):
 class ChampionSource(Protocol):
     """Gives the champion to start with, and newer ones."""
 
-    def first(self) -> Versioned:
-        """The champion to start with, checked.
+    def first(self, served: TrialSpec | None) -> Versioned:
+        """The champion to start with, checked against what this place was made for, where that is given.
 
         Raises:
             ChoiceSpecError: there is none that can be served.
@@ -47,10 +47,10 @@ class ChampionSource(Protocol):
 class Shipped:
     """The configuration that ships for the embedded default; it never changes."""
 
-    def first(self) -> Versioned:
+    def first(self, served: TrialSpec | None) -> Versioned:
         """See ``ChampionSource.first``."""
         version = self.newest()
-        return Versioned(self.read(version, None), version)
+        return Versioned(self.read(version, served), version)
 
     def newest(self) -> str:
         """See ``ChampionSource.newest``."""
@@ -75,13 +75,13 @@ class Registered:
         self._registry, self._name = ChampionRegistry(uri), name
         self._copies = TemporaryDirectory(prefix="choicespec-champions-")  # goes with this object
 
-    def first(self) -> Versioned:
+    def first(self, served: TrialSpec | None) -> Versioned:
         """The version with the alias, or where that cannot be served the latest earlier one that can."""
         reigning = self._registry.reigning(self._name)
         reasons = []
         for version in (v for v in self._registry.versions(self._name) if v <= reigning):
             try:
-                return Versioned(self.read(str(version), None), str(version))
+                return Versioned(self.read(str(version), served), str(version))
             except ChoiceSpecError as error:
                 _log.error("champion refused: %s version %s: %s", self._name, version, error)
                 reasons.append(f"version {version}: {error}")
