@@ -72,7 +72,7 @@ def _source(served: ServedSpec, uri: str) -> ChampionSource:
 
 
 class Pair:
-    """A replica of a model, which follows its champion; ``trial`` says which target, runtime and GPUs it is placed for."""
+    """A replica of a model, which follows its champion; ``trial`` says which target and runtime it is placed for."""
 
     def __init__(
         self, name: str, served: ServedSpec, trial: TrialSpec, limits: LimitsSpec, uri: str, follow_s: float
