@@ -42,7 +42,7 @@ def build(spec: ServingSpec) -> serve.Application:
     token = os.environ.get(TOKEN_VARIABLE)
     models = {name: _pair(name, served, spec, uri) for name, served in spec.models.items()}
     ingress = serve.deployment(Ingress).options(
-        name="api", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=_MOST_ONGOING
+        name="_api", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=_MOST_ONGOING
     )
     return ingress.bind(models, spec.limits, digest(token) if token else None)
 
