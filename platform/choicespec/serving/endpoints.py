@@ -14,16 +14,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 
 from choicespec.serving.answers import Event, Finished, Model, Part, Refused, Status
-from choicespec.serving.openai_api import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    Json,
-    Shapes,
-    error_body,
-    model_body,
-    parse,
-)
+from choicespec.serving.openai_api import ApiError, ChatRequest, CompletionRequest, Json, parse
+from choicespec.serving.openai_shapes import Shapes, error_body, model_body
 from choicespec.serving.tool_calls import Call, may_be_calls, parse_calls
 from choicespec.spec.serving import LimitsSpec
 
