@@ -85,6 +85,14 @@ class Refused(NamedTuple):
 Event = Part | Finished | Refused
 
 
+class Refusal(Exception):
+    """Ends the reading of a question that gets no answer."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused)
+        self.refused = refused
+
+
 class Status(NamedTuple):
     """What a replica serves.
 

@@ -13,8 +13,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from choicespec.serving.answers import Event, Finished, Model, Part, Refused, Status
-from choicespec.serving.openai_api import ApiError, ChatRequest, CompletionRequest, Json, parse
+from choicespec.serving.answers import Event, Finished, Model, Part, Refusal, Refused, Status
+from choicespec.serving.openai_api import ChatRequest, CompletionRequest, Json, parse
 from choicespec.serving.openai_shapes import Shapes, error_body, model_body
 from choicespec.serving.tool_calls import Call, may_be_calls, parse_calls
 from choicespec.spec.serving import LimitsSpec
@@ -69,8 +69,8 @@ def build_api(models: Mapping[str, Model], limits: LimitsSpec, token_digest: str
     async def page() -> HTMLResponse:
         return HTMLResponse(files("choicespec.serving").joinpath("page.html").read_text(encoding="utf-8"))
 
-    @api.exception_handler(ApiError)
-    async def refuse(http: Request, error: ApiError) -> JSONResponse:
+    @api.exception_handler(Refusal)
+    async def refuse(http: Request, error: Refusal) -> JSONResponse:
         return _refusal(error.refused)
 
     @api.exception_handler(HTTPException)
@@ -87,33 +87,33 @@ class _Gate:
         self._limits, self._token_digest = limits, token_digest
 
     def check_token(self, http: Request) -> None:
-        """Raises ApiError where the token is missing or wrong; takes the same time for every wrong one."""
+        """Raises Refusal where the token is missing or wrong; takes the same time for every wrong one."""
         if self._token_digest is None:
             return
         scheme, _, token = http.headers.get("authorization", "").partition(" ")
         if not hmac.compare_digest(digest(token), self._token_digest) or scheme.lower() != "bearer":
             message = "missing or wrong bearer token; send the header: Authorization: Bearer TOKEN"
-            raise ApiError(Refused(401, message, "invalid_api_key"))
+            raise Refusal(Refused(401, message, "invalid_api_key"))
 
     async def body(self, http: Request) -> bytes:
-        """The body; raises ApiError where it is not JSON by its type, which a page of another site cannot send unasked,
+        """The body; raises Refusal where it is not JSON by its type, which a page of another site cannot send unasked,
         or is too long."""
         self.check_token(http)
         if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise ApiError(Refused(415, "send the header: Content-Type: application/json", "unsupported_media_type"))
+            raise Refusal(Refused(415, "send the header: Content-Type: application/json", "unsupported_media_type"))
         body = bytearray()
         async for part in http.stream():
             body += part
             if len(body) > self._limits.body_bytes:
                 message = f"the body has more than {self._limits.body_bytes} bytes, the most that is read"
-                raise ApiError(Refused(413, message, "request_too_large"))
+                raise Refusal(Refused(413, message, "request_too_large"))
         return bytes(body)
 
 
 def _find(models: Mapping[str, Model], name: str) -> Model:
     if name not in models:
         message = f"no model {name!r}; served are: {', '.join(models)}"
-        raise ApiError(Refused(404, message, "model_not_found", "model"))
+        raise Refusal(Refused(404, message, "model_not_found", "model"))
     return models[name]
 
 

@@ -7,20 +7,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from choicespec.records import Sampling
-from choicespec.serving.answers import Question, Refused
+from choicespec.serving.answers import Question, Refusal, Refused
 
 Json = dict[str, Any]
 Body = TypeVar("Body", bound="_Asked")
 
 _MOST_SEED = 2**63 - 1
-
-
-class ApiError(Exception):
-    """A request that is answered with the API's own error shape."""
-
-    def __init__(self, refused: Refused) -> None:
-        super().__init__(refused)
-        self.refused = refused
 
 
 class _Strict(BaseModel):
@@ -168,10 +160,10 @@ class ChatRequest(_Asked):
         """What a replica is asked.
 
         Raises:
-            ApiError: tools without a user's turn to offer them in.
+            Refusal: tools without a user's turn to offer them in.
         """
         if self.offered and not any(message.role == "user" for message in self.messages):
-            raise ApiError(Refused(400, "tools need a message of the role 'user'", "invalid_value", "messages"))
+            raise Refusal(Refused(400, "tools need a message of the role 'user'", "invalid_value", "messages"))
         return Question(
             f"chatcmpl-{secrets.token_hex(12)}",
             None,
@@ -209,7 +201,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     """A request's body.
 
     Raises:
-        ApiError: names a field at fault; never repeats what was sent, which may be private.
+        Refusal: names a field at fault; never repeats what was sent, which may be private.
     """
     try:
         return kind.model_validate_json(body)
@@ -221,7 +213,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
             message = f"{field} is not supported; supported are: {', '.join(kind.model_fields)}"
         else:
             message = f"{field}: {first['msg']}" if field else str(first["msg"])
-        raise ApiError(Refused(400, message, "invalid_value", field or None)) from None
+        raise Refusal(Refused(400, message, "invalid_value", field or None)) from None
 
 
 def _parsed(call: MadeCall) -> Any:

@@ -10,7 +10,7 @@ from choicespec.decoding.loop import Block
 from choicespec.errors import TaskDataError
 from choicespec.records import Document, Estimate, Request
 from choicespec.runtimes.runtime import open_streaming
-from choicespec.serving.answers import Event, Finished, Part, Progress, Question, Refused, Status
+from choicespec.serving.answers import Event, Finished, Part, Progress, Question, Refusal, Refused, Status
 from choicespec.serving.slots import Busy, Slots
 from choicespec.serving.source import Versioned
 from choicespec.serving.text import TextStream
@@ -95,8 +95,8 @@ class Replica:
         except Busy as busy:
             message = f"{busy.waiting} requests wait already; come back in {busy.retry_after_s} s"
             yield Refused(429, message, "queue_full", retry_after_s=busy.retry_after_s)
-        except _BadQuestion as bad:
-            yield bad.refused
+        except Refusal as refusal:
+            yield refusal.refused
 
     def _open(self, request: Request, question: Question, answer: "_Answer") -> Generator[Block, None, None]:
         """Runs in a slot's thread, so that it is one champion that decodes the whole."""
@@ -107,22 +107,22 @@ class Replica:
     def _request(self, question: Question) -> Request:
         if question.sampling is not None and not self._runtime.samples:
             message = "this model is served greedily; temperature must be 0"
-            raise _BadQuestion(Refused(400, message, "unsupported_value", "temperature"))
+            raise Refusal(Refused(400, message, "unsupported_value", "temperature"))
         prompt_ids = self._prompt_ids(question)
         if not prompt_ids:
-            raise _BadQuestion(Refused(400, "the prompt is empty; give at least one token", "invalid_value", "prompt"))
+            raise Refusal(Refused(400, "the prompt is empty; give at least one token", "invalid_value", "prompt"))
         context_tokens, most = self._runtime.context_tokens, self._limits.new_tokens
         room = context_tokens - len(prompt_ids)
         new_tokens = question.new_tokens if question.new_tokens is not None else max(min(room, most), 1)
         if new_tokens > most:
             message = f"{new_tokens} new tokens are asked for, but at most {most} are decoded for a request"
-            raise _BadQuestion(Refused(400, message, "invalid_value", "max_tokens"))
+            raise Refusal(Refused(400, message, "invalid_value", "max_tokens"))
         if new_tokens > room:
             message = (
                 f"{len(prompt_ids)} prompt tokens + {new_tokens} new tokens exceed the model's context of "
                 f"{context_tokens} tokens; shorten the prompt or lower max_tokens"
             )
-            raise _BadQuestion(Refused(400, message, "context_length_exceeded"))
+            raise Refusal(Refused(400, message, "context_length_exceeded"))
         tools = tuple(json.dumps(tool["function"], ensure_ascii=False) for tool in question.tools)
         return Request(question.question_id, tuple(prompt_ids), new_tokens, question.stop, tools=tools)
 
@@ -132,15 +132,7 @@ class Replica:
         try:
             return conversation_ids(self._runtime.tokenizer, question.messages, question.tools)
         except TaskDataError as error:
-            raise _BadQuestion(Refused(400, str(error), "invalid_value", "messages")) from None
-
-
-class _BadQuestion(Exception):
-    """A question that no replica would answer."""
-
-    def __init__(self, refused: Refused) -> None:
-        super().__init__(refused)
-        self.refused = refused
+            raise Refusal(Refused(400, str(error), "invalid_value", "messages")) from None
 
 
 class _Answer:
