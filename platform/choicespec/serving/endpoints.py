@@ -128,14 +128,14 @@ async def _complete(model: Model, request: ChatRequest | CompletionRequest) -> R
         return _refusal(first)
     if request.stream:
         return StreamingResponse(_sse(shapes, names, first, events), media_type="text/event-stream", headers=_NO_STORE)
-    text, event = _text(first), first
+    text, last = _text(first), first
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Refused):
                 return _refusal(event)
-            text += _text(event)
-    assert isinstance(event, Finished), "an answer ends with one"
-    return JSONResponse(shapes.whole(text, parse_calls(text, names), event))
+            text, last = text + _text(event), event
+    assert isinstance(last, Finished), "an answer ends with one"
+    return JSONResponse(shapes.whole(text, parse_calls(text, names), last))
 
 
 async def _sse(
