@@ -15,12 +15,13 @@ from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.serving import LimitsSpec
 from choicespec.spec.task import ToolCall
-from choicespec.tasks.tool_call import ToolCallTask
+from choicespec.tasks.tool_call import Question, ToolCallTask
 from choicespec.tasks.tool_prompt import conversation_ids
 from integration.local_api import serving
 
 _NEW_TOKENS = 40
 _PROMPTS = 3
+_CALLS = "simple_python_301"  # SmolLM2 answers this one with a call
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +30,21 @@ def client() -> Iterator[openai.OpenAI]:
         yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
 
+def _as_sent(question: Question) -> dict[str, Any]:
+    """A question with the functions on offer, as a client sends it."""
+    tools = [{"type": "function", "function": json.loads(function)} for function in question.functions]
+    return {"messages": json.loads(question.messages), "tools": tools, "max_tokens": _NEW_TOKENS}
+
+
 @pytest.fixture(scope="module")
-def asked() -> list[dict[str, Any]]:
-    """Held-out questions with the functions on offer, as a client sends them."""
-    return [
-        {
-            "messages": json.loads(question.messages),
-            "tools": [{"type": "function", "function": json.loads(function)} for function in question.functions],
-            "max_tokens": _NEW_TOKENS,
-        }
-        for question in ToolCallTask(ToolCall()).questions[:_PROMPTS]
-    ]
+def questions() -> dict[str, Question]:
+    """Held out from the scorer's training."""
+    return {question.question_id: question for question in ToolCallTask(ToolCall()).questions}
+
+
+@pytest.fixture(scope="module")
+def asked(questions: dict[str, Question]) -> list[dict[str, Any]]:
+    return [_as_sent(question) for question in list(questions.values())[:_PROMPTS]]
 
 
 def _text(client: openai.OpenAI, request: dict[str, Any], **extension: bool) -> str:
@@ -60,21 +65,22 @@ def test_answers_are_plain_decodings(client: openai.OpenAI, asked: list[dict[str
         assert _text(client, request) == runtime.tokenizer.decode(plain.output_ids)
 
 
-def test_drafts_are_accepted_and_calls_come_out(client: openai.OpenAI, asked: list[dict[str, Any]]) -> None:
-    """Fails if the champion is plain decoding under another name, or if no answer becomes calls."""
-    calls = []
-    for request in asked:
-        request = {**request, "max_tokens": 2 * _NEW_TOKENS}
-        found = client.chat.completions.create(model="smollm2", extra_body={"choicespec": {"usage": True}}, **request)
-        assert found.usage is not None
-        assert found.usage.model_dump()["choicespec"]["accepted_per_step"] > 1
-        if found.choices[0].finish_reason == "tool_calls":
-            offered = {tool["function"]["name"] for tool in request["tools"]}
-            assert found.choices[0].message.tool_calls
-            calls += [call.function for call in found.choices[0].message.tool_calls if call.type == "function"]
-            assert {call.name for call in calls[-1:]} <= offered
-    assert calls
-    assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
+def test_calls_come_out(client: openai.OpenAI, questions: dict[str, Question]) -> None:
+    """Fails if calls reach the client as text, or if the champion is plain decoding under another name."""
+    request = _as_sent(questions[_CALLS])
+    found = client.chat.completions.create(model="smollm2", extra_body={"choicespec": {"usage": True}}, **request)
+    (choice,), usage = found.choices, found.usage
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert choice.message.tool_calls
+    (call,) = [call.function for call in choice.message.tool_calls if call.type == "function"]
+    assert (call.name, json.loads(call.arguments)) == ("get_third_chord", {"key": "key"})
+    assert usage is not None
+    assert usage.model_dump()["choicespec"]["accepted_per_step"] > 1
+    deltas = [chunk.choices[0] for chunk in client.chat.completions.create(model="smollm2", stream=True, **request)]
+    assert "".join(delta.delta.content or "" for delta in deltas) == ""
+    assert [c.function.name for d in deltas for c in d.delta.tool_calls or () if c.function] == ["get_third_chord"]
+    assert deltas[-1].finish_reason == "tool_calls"
 
 
 def test_a_temperature_draws_what_plain_sampling_draws(client: openai.OpenAI, asked: list[dict[str, Any]]) -> None:

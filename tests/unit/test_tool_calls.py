@@ -42,6 +42,7 @@ def test_several_calls_keep_their_order() -> None:
         '[{"name": "clock"}]',
         '[{"name": "clock", "arguments": "Oslo"}]',
         '[{"name": "rm", "arguments": {}}]',
+        '[{"name": "clock", "description": "The time.", "parameters": {"type": "object"}}]',
         '[{"name": "clock", "arguments": {"city": "Os',
         'Sure: <tool_call>{"name": "clock", "arguments": {}}</tool_call>',
     ],

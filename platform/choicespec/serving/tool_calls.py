@@ -44,7 +44,7 @@ def may_be_calls(text: str) -> bool:
 
 
 def _call(value: dict[str, Any], names: Collection[str]) -> Call:
-    arguments = value["arguments"] if "arguments" in value else value["parameters"]
-    if value["name"] not in names or not isinstance(arguments, dict):
+    name, (arguments,) = value["name"], [value[key] for key in value if key != "name"]  # a schema repeated has more
+    if not {"arguments", "parameters"} & value.keys() or name not in names or not isinstance(arguments, dict):
         raise ValueError(f"no call of a function on offer: {value}")
-    return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+    return Call(name, json.dumps(arguments, ensure_ascii=False))
