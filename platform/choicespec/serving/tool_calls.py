@@ -33,7 +33,7 @@ def parse_calls(text: str, names: Collection[str]) -> tuple[Call, ...]:
     try:
         values = [json.loads(part) for part in tagged] if tagged else json.loads(stripped)
         return tuple(_call(value, names) for value in (values if isinstance(values, list) else [values]))
-    except (ValueError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return ()
 
 
@@ -44,7 +44,8 @@ def may_be_calls(text: str) -> bool:
 
 
 def _call(value: dict[str, Any], names: Collection[str]) -> Call:
-    name, (arguments,) = value["name"], [value[key] for key in value if key != "name"]  # a schema repeated has more
-    if not {"arguments", "parameters"} & value.keys() or name not in names or not isinstance(arguments, dict):
+    (key,) = value.keys() - {"name"}  # a schema that the target repeats has a description beside
+    name, arguments = value["name"], value[key]
+    if key not in ("arguments", "parameters") or name not in names or not isinstance(arguments, dict):
         raise ValueError(f"no call of a function on offer: {value}")
     return Call(name, json.dumps(arguments, ensure_ascii=False))
