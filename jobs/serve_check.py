@@ -97,29 +97,31 @@ def _served(folder: Path, port: int) -> Iterator[tuple[openai.OpenAI, ChampionRe
 
 
 class Streamed(NamedTuple):
-    """A streamed answer, and how long its decoding took here and where it was decoded."""
+    """A streamed answer: from the request to its last block, here; and how much of that was prefill and decode."""
 
     text: str
-    here_ms: float
-    there_ms: float
+    total_ms: float
+    prefill_ms: float
+    decode_ms: float
 
 
 def _stream(client: openai.OpenAI, request: dict[str, Any], plain: bool) -> Streamed:
-    """Streams an answer, as the target wrote it; times run from the first block to the last."""
-    text, first_s, last_s, there_ms = "", 0.0, 0.0, 0.0
+    """Streams an answer, as the target wrote it."""
+    started_s, found = perf_counter(), Streamed("", 0.0, 0.0, 0.0)
     extension = {"choicespec": {"blocks": True, "plain": plain}}
     for chunk in client.chat.completions.create(model=_MODEL, stream=True, extra_body=extension, **request):
         block = (chunk.model_extra or {}).get("choicespec")
         if block is None:
             continue
-        last_s, there_ms = perf_counter(), block["progress"]["decode_ms"]
-        first_s = first_s or last_s
-        text += "".join(piece["text"] for piece in block["pieces"])
-    return Streamed(text, (last_s - first_s) * 1e3, there_ms)
+        text = found.text + "".join(piece["text"] for piece in block["pieces"])
+        progress = block["progress"]
+        found = Streamed(text, (perf_counter() - started_s) * 1e3, progress["prefill_ms"], progress["decode_ms"])
+    return found
 
 
 def _compare(client: openai.OpenAI, prompts: int, new_tokens: int) -> tuple[Estimate, Estimate]:
-    """The share of held-out prompts with plain decoding's answer, and the decode time that is added, as a share."""
+    """The share of held-out prompts with plain decoding's answer; and all that is neither prefill nor decode (prompt
+    rendering, HTTP, Ray Serve, text), as a share of decode time."""
     progress, same, found = ProgressLines(), 0, list[Streamed]()
     questions = ToolCallTask(ToolCall()).questions[:prompts]
     for done, question in enumerate(questions, start=1):
@@ -128,7 +130,7 @@ def _compare(client: openai.OpenAI, prompts: int, new_tokens: int) -> tuple[Esti
         found.append(_stream(client, request, plain=False))
         same += found[-1].text == _stream(client, request, plain=True).text
         progress(f"compared {done}/{len(questions)}")
-    added = ratio_of_sums([s.here_ms - s.there_ms for s in found], [s.there_ms for s in found])
+    added = ratio_of_sums([s.total_ms - s.prefill_ms - s.decode_ms for s in found], [s.decode_ms for s in found])
     return share(same, len(questions)), added
 
 

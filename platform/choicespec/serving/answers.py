@@ -34,12 +34,14 @@ class Progress(NamedTuple):
     """How far an answer is.
 
     Attributes:
+        prefill_ms: of the prompt's own pass.
         output_tokens: of which ``decode_tokens`` came after the prompt's own pass and took ``decode_ms``.
         steps: rounds after the prompt's own pass; in ``drafted_steps`` of them something was proposed.
         accepted: draft tokens kept, in all of them.
     """
 
     prompt_tokens: int
+    prefill_ms: float = 0.0
     output_tokens: int = 0
     decode_tokens: int = 0
     decode_ms: float = 0.0

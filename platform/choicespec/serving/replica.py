@@ -159,7 +159,7 @@ class _Answer:
 
 def _advanced(progress: Progress, block: Block) -> Progress:
     if block.step is None:
-        return progress._replace(output_tokens=len(block.token_ids))
+        return progress._replace(prefill_ms=block.elapsed_ms, output_tokens=len(block.token_ids))
     return progress._replace(
         output_tokens=progress.output_tokens + len(block.token_ids),
         decode_tokens=progress.decode_tokens + len(block.token_ids),
