@@ -7,7 +7,8 @@ WITH_VLLM := .venv/installed-vllm
 export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters live tune replay peers ui test test-gpu check format
+.PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters live tune replay peers serve serve-check ui test test-gpu \
+  check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
 	$(BIN)/python -m jobs.bench smollm2
@@ -39,6 +40,12 @@ replay: $(INSTALLED)          ## record the search's held-out prompts, then pred
 
 peers: $(INSTALLED)           ## choicespec's loop beside transformers' own generate, in alternation
 	$(BIN)/python -m jobs.bench peers
+
+serve: $(INSTALLED)           ## the embedded default behind an OpenAI-compatible endpoint: http://127.0.0.1:8000
+	$(BIN)/serve run deployments.app:build
+
+serve-check: $(INSTALLED)     ## losslessness, overhead and faults of what is served, over HTTP; some minutes
+	$(BIN)/python -m jobs.serve_check
 
 ui: $(INSTALLED)              ## the runs, in the MLflow UI on this machine
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from choicespec.cluster.connect import on_cluster, ray_session
 from choicespec.cluster.grid import Failure, Grid
-from choicespec.cluster.placement import bundle, describe_shortage, fits_a_node
+from choicespec.cluster.placement import describe_shortage, fits_a_node
 from choicespec.errors import ChoiceSpecError, TrackingError
 from choicespec.measuring.measure import TrialResult
 from choicespec.records import Measurement
@@ -18,10 +18,12 @@ from choicespec.results import ResultsFolder
 from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.hf import scorer_of
 from choicespec.runtimes.runtime import check_supported
+from choicespec.serving.champion import promote_best
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
 from choicespec.spec.method import uses_scorer
+from choicespec.spec.resources import bundle
 from choicespec.tasks.prompts import open_task
-from choicespec.tracking import ExperimentRun, tracking_uri
+from choicespec.tracking import ChampionRegistry, ExperimentRun, tracking_uri
 from rich.markup import escape
 from rich.table import Table
 
@@ -41,11 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = ResultsFolder(home() / "results" / experiment.name)
         if args.dry_run:
             return _dry_run(experiment, results)
-        if args.log_only:
-            return _log_only(experiment, results)
         if args.replay:
             return replay(experiment, args.costs)
-        return _bench(experiment, results, args)
+        status = _log_only(experiment, results) if args.log_only else _bench(experiment, results, args)
+        if args.promote:
+            _promote(experiment, results)
+        return status
     except ChoiceSpecError as error:
         say(f"error: {error}", "red")
         return 2
@@ -64,6 +67,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--log-only", action="store_true", help="log kept results to MLflow; measure nothing")
     parser.add_argument("--replay", action="store_true", help="predict from what jobs.record recorded; measure nothing")
     parser.add_argument("--costs", type=Path, help="with --replay: another machine's costs, as jobs.record keeps them")
+    parser.add_argument("--promote", action="store_true", help="register the best trial of each pair and task to serve")
     parser.add_argument("--again", action="store_true", help="measure anew what has been measured")
     parser.add_argument(
         "--workers", type=int, default=1, help="workers at a time (default 1: CPU workers disturb each other)"
@@ -157,6 +161,11 @@ def _measure(
             can_grow=on_cluster(),
         )
         return grid.run(trials)
+
+
+def _promote(experiment: ExperimentSpec, results: ResultsFolder) -> None:
+    for line in promote_best(ChampionRegistry(tracking_uri(home())), results.find_all(experiment.trials())):
+        say(line)
 
 
 def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequence[Failure]) -> None:

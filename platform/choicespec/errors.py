@@ -63,3 +63,7 @@ class ScorerError(ChoiceSpecError):
 
 class TrackingError(ChoiceSpecError):
     """The MLflow server cannot be reached, or refuses what is logged."""
+
+
+class ChampionError(ChoiceSpecError):
+    """A champion is missing or broken, is for another pair, or was not measured to match plain decoding."""

@@ -31,6 +31,20 @@ class Request(NamedTuple):
     document: str | None = None
 
 
+class Sampling(NamedTuple):
+    """How tokens are drawn from the target's distribution, where they are not the likeliest.
+
+    Attributes:
+        temperature: above 0; what logits are divided by.
+        top_p: in (0, 1]; only the fewest likeliest tokens are drawn that together have this probability.
+        seed: the same seed, prompt and target draw the same tokens, whatever the method.
+    """
+
+    temperature: float
+    top_p: float
+    seed: int
+
+
 class TargetIdentity(Frozen):
     """Which target: what a recording or a scorer is bound to.
 

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import time
 
 import requests
 from mlflow.entities import Metric, Param
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -23,6 +24,7 @@ _SQLITE = "sqlite:///"
 _REACH_TIMEOUT_S = 5
 _MOST_METRICS = 1000  # of one request, as MLflow has it
 _FINGERPRINT, _MEASURED_AT, _EXPERIMENT = "fingerprint", "measured_at", "experiment"
+_CHAMPION, _CHAMPIONS = "champion", "champions"  # the alias and the folder; the MLflow experiment of their runs
 
 
 class ExperimentRun:
@@ -41,7 +43,9 @@ class ExperimentRun:
             _reach(uri)
             self._client = MlflowClient(tracking_uri=uri)
             found = self._client.get_experiment_by_name(experiment.name)
-            self._experiment_id = found.experiment_id if found else self._create(experiment.name)
+            self._experiment_id = (
+                found.experiment_id if found else _create_experiment(self._client, uri, experiment.name)
+            )
             self._run_id = self._open(experiment)
 
     def log(self, trial: TrialSpec, measurement: Measurement, files: Path) -> None:
@@ -130,13 +134,6 @@ class ExperimentRun:
         self._client.log_dict(run.info.run_id, experiment.model_dump(mode="json"), "experiment.json")
         return str(run.info.run_id)
 
-    def _create(self, name: str) -> str:
-        """A new MLflow experiment; the files of a SQLite database's runs lie beside the database."""
-        beside = None
-        if self._uri.startswith(_SQLITE):
-            beside = (Path(self._uri.removeprefix(_SQLITE)).resolve().parent / "mlartifacts" / name).as_uri()
-        return str(self._client.create_experiment(name, artifact_location=beside))
-
     def _has(self, trial: TrialSpec, measurement: Measurement) -> bool:
         """Whether the trial's run is there and whole; one that a killed driver left half written is deleted."""
         query = f"tags.{_FINGERPRINT} = '{trial.fingerprint()}' and tags.{_MEASURED_AT} = '{measurement.measured_at}'"
@@ -146,12 +143,93 @@ class ExperimentRun:
                 self._client.delete_run(run.info.run_id)
         return any(run.info.status == "FINISHED" for run in runs)
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (MlflowException, requests.RequestException, OSError) as error:
-            raise TrackingError(f"MLflow at {self._uri} cannot be used: {error}") from error
+    def _explained(self) -> AbstractContextManager[None]:
+        return _explained(self._uri)
+
+
+class ChampionRegistry:
+    """The MLflow registry: a registered model a contest, a version a champion, an alias on the reigning one.
+
+    Raises:
+        TrackingError: here and in every method, where MLflow cannot be reached or refuses, or a version has no files.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        with _explained(uri):
+            _reach(uri)
+            self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+    def register(self, name: str, trial: TrialSpec, measurement: Measurement, files: Path) -> int:
+        """Keep a champion's files with a run of its own and set the alias; returns its version.
+
+        A version of the same trial and measurement is there already where it was promoted before.
+        """
+        tags = _tags(trial, measurement)
+        with _explained(self._uri):
+            for version in self._versions(name):
+                if version.tags.items() >= tags.items():
+                    self._client.set_registered_model_alias(name, _CHAMPION, version.version)
+                    return int(version.version)
+            run_id = self._run(trial, measurement, files)
+            if not self._client.search_registered_models(f"name = '{name}'"):
+                self._client.create_registered_model(name)
+            source = f"runs:/{run_id}/{_CHAMPION}"
+            made = self._client.create_model_version(name, source=source, run_id=run_id, tags=tags)
+            self._client.set_registered_model_alias(name, _CHAMPION, made.version)
+            return int(made.version)
+
+    def reigning(self, name: str) -> int:
+        """The version that has the alias."""
+        with _explained(self._uri):
+            return int(self._client.get_model_version_by_alias(name, _CHAMPION).version)
+
+    def versions(self, name: str) -> list[int]:
+        """All versions, latest first."""
+        with _explained(self._uri):
+            return sorted((int(found.version) for found in self._versions(name)), reverse=True)
+
+    def fetch(self, name: str, version: int, into: Path) -> Path:
+        """Copy the files of a version into a folder; returns where they lie in it."""
+        with _explained(self._uri):
+            source = self._client.get_model_version(name, str(version)).source
+            run_id, _, path = source.removeprefix("runs:/").partition("/")
+            return Path(self._client.download_artifacts(run_id, path, str(into)))
+
+    def _run(self, trial: TrialSpec, measurement: Measurement, files: Path) -> str:
+        """A run with the trial's parameters and figures and the champion's files; returns its id."""
+        found = self._client.get_experiment_by_name(_CHAMPIONS)
+        experiment_id = found.experiment_id if found else _create_experiment(self._client, self._uri, _CHAMPIONS)
+        tags = _tags(trial, measurement)
+        run_id = str(self._client.create_run(experiment_id, tags=tags, run_name=trial.label).info.run_id)
+        now_ms = int(time() * 1e3)
+        self._client.log_batch(
+            run_id,
+            metrics=[Metric(name, value, now_ms, 0) for name, value in _metrics(measurement)],
+            params=[Param(name, value) for name, value in _params(trial, measurement)],
+        )
+        self._client.log_artifacts(run_id, str(files), _CHAMPION)
+        self._client.set_terminated(run_id)
+        return run_id
+
+    def _versions(self, name: str) -> list[ModelVersion]:
+        return list(self._client.search_model_versions(f"name = '{name}'"))
+
+
+@contextmanager
+def _explained(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except (MlflowException, requests.RequestException, OSError) as error:
+        raise TrackingError(f"MLflow at {uri} cannot be used: {error}") from error
+
+
+def _create_experiment(client: MlflowClient, uri: str, name: str) -> str:
+    """A new MLflow experiment; the files of a SQLite database's runs lie beside the database."""
+    beside = None
+    if uri.startswith(_SQLITE):
+        beside = (Path(uri.removeprefix(_SQLITE)).resolve().parent / "mlartifacts" / name).as_uri()
+    return str(client.create_experiment(name, artifact_location=beside))
 
 
 def _reach(uri: str) -> None:

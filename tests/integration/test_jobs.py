@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from choicespec.cluster.connect import ADDRESS_VARIABLE
-from choicespec.tracking import URI_VARIABLE
+from choicespec.tracking import URI_VARIABLE, ChampionRegistry
 from integration.processes import DEADLINE_S, await_from, free_port
 from integration.scripted_experiments import scripted_experiment
 from mlflow.tracking import MlflowClient
@@ -112,6 +112,15 @@ def test_kept_results_are_logged_later_and_once(ran: Ran) -> None:
     assert "ngram k=8" in second.stdout
     assert ran.experiment.kept() == ran.kept
     assert ran.experiment.logged() == sorted(ran.kept.values())
+
+
+def test_the_best_kept_trial_is_promoted(ran: Ran, home: Path) -> None:
+    """Fails if what was measured cannot be served without measuring it again."""
+    promoted = _bench(ran.experiment.yaml, "--log-only", "--promote")
+    assert promoted.returncode == 0, promoted.stdout + promoted.stderr
+    name = re.search(r"champion of (\S+): version 1, ", promoted.stdout)
+    assert name, promoted.stdout
+    assert ChampionRegistry(f"sqlite:///{home}/mlflow.db").reigning(name[1]) == 1
 
 
 def test_a_killed_driver_goes_on(home: Path) -> None:

@@ -2,12 +2,13 @@
 
 import pytest
 from choicespec.records import Request
-from choicespec.runtimes.runtime import Runtime
+from choicespec.runtimes.runtime import Runtime, StreamingRuntime
 from choicespec.runtimes.scripted import EOS_ID, ByteTokenizer, ScriptedRuntime
 from choicespec.spec.method import Autoregressive, Ngram
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from contracts.runtime_contract import RuntimeContract
+from contracts.streaming_contract import StreamingContract
 
 
 def scripted() -> ScriptedRuntime:
@@ -27,6 +28,18 @@ class TestScripted(RuntimeContract):
     def prompts(self) -> list[tuple[int, ...]]:
         texts = ('f(x=12, y="5"); f(x=13, y="', 'f(x=39, y="', "f(x=99", "What is the weather in Zürich?")
         return [tuple(text.encode()) for text in texts]
+
+
+class TestScriptedStreams(StreamingContract):
+    @pytest.fixture(scope="class")
+    def runtime(self) -> StreamingRuntime:
+        return scripted()
+
+    @pytest.fixture(scope="class")
+    def requests(self) -> list[Request]:
+        return [
+            Request(text, tuple(text.encode()), 48) for text in ('f(x=12, y="5"); f(x=13, y="', "What is the time?")
+        ]
 
 
 def test_it_ends_a_sequence_by_itself() -> None:

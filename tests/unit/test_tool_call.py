@@ -106,7 +106,7 @@ def test_a_question_asked_again_is_in_one_split(tmp_path: Path) -> None:
     again = json.loads(question(7))["question"]
     lines = [question(number) for number in range(40)] + [question(100 + n, question=again) for n in range(10)]
     task = written(tmp_path, *lines)
-    test = {q.question_id for q in task._questions}
+    test = {q.question_id for q in task.questions}
     assert "simple_7" in test or not test & {f"simple_{100 + n}" for n in range(10)}
     assert "simple_7" not in test or {f"simple_{100 + n}" for n in range(10)} <= test
 
@@ -135,7 +135,7 @@ def test_distractors_are_other_functions_and_the_own_are_not_always_first() -> N
         tokenizer = Keeping()
         task = ToolCallTask(ToolCall(categories=("multiple",), limit=limit, context_tokens=6000))
         task.prompts(tokenizer, ROOMY)  # keeps the last rendering of the last question
-        own = {json.loads(function)["name"] for function in task._questions[limit - 1].functions}
+        own = {json.loads(function)["name"] for function in task.questions[limit - 1].functions}
         names = [tool["function"]["name"] for tool in tokenizer.tools]
         assert len(names) == len(set(names)) > len(own)
         assert own <= set(names)
@@ -148,7 +148,7 @@ def test_distractors_come_from_the_same_split() -> None:
     tokenizer = Keeping()
     task = ToolCallTask(ToolCall(categories=("simple_python",), limit=1, context_tokens=9000))
     task.prompts(tokenizer, ROOMY)
-    offered = {json.loads(function)["name"] for q in task._questions for function in q.functions}
+    offered = {json.loads(function)["name"] for q in task.questions for function in q.functions}
     assert {tool["function"]["name"] for tool in tokenizer.tools} <= offered
 
 
@@ -163,7 +163,7 @@ def types(schema: Any) -> set[str]:
 def test_every_schema_is_json_schema() -> None:
     """Fails if a type of Python, Java or JavaScript reaches a chat template or a grammar."""
     task = ToolCallTask(ToolCall(categories=tuple(EVERY), split="train"))
-    schemas = [json.loads(function)["parameters"] for q in task._questions for function in q.functions]
+    schemas = [json.loads(function)["parameters"] for q in task.questions for function in q.functions]
     assert set().union(*map(types, schemas)) == {"object", "array", "string", "integer", "number", "boolean"}
 
 

@@ -9,12 +9,13 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from choicespec.cluster.placement import bundle, describe_shortage, fits_a_node, options_in, request_placement
+from choicespec.cluster.placement import describe_shortage, fits_a_node, options_in, request_placement
 from choicespec.cluster.worker import Refused, WorkerActor
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.measuring.measure import Progress, TrialResult
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.pair import PairSpec
+from choicespec.spec.resources import bundle
 from choicespec.spec.runtime import RuntimeSpec
 
 _POLL_S = 1.0

@@ -7,12 +7,8 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from choicespec.spec.pair import PairSpec
+from choicespec.spec.resources import bundle
 from choicespec.spec.runtime import RuntimeSpec
-
-
-def bundle(pair: PairSpec, runtime: RuntimeSpec) -> dict[str, float]:
-    """What a worker reserves. A tensor-parallel group is one bundle, so that it is never split over nodes."""
-    return {"CPU": float(runtime.threads)} | ({"GPU": float(pair.gpus)} if pair.gpus else {})
 
 
 def request_placement(pair: PairSpec, runtime: RuntimeSpec) -> PlacementGroup:

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from choicespec.cluster.placement import bundle, describe_shortage, fits_a_node
+from choicespec.cluster.placement import describe_shortage, fits_a_node
 from choicespec.errors import ChoiceSpecError, RecordingError
 from choicespec.recordings import RecordingFolder, RecordingManifest, pack
 from choicespec.records import Request
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.spec.pair import PairSpec
+from choicespec.spec.resources import bundle
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import TaskSpec
 from choicespec.tasks.prompts import Prompts

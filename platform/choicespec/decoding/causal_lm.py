@@ -3,26 +3,31 @@
 Shapes: T tokens of a block, V vocabulary, H hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
 from choicespec.decoding.cache import RollbackCache
+from choicespec.decoding.sampling import greedy
 from choicespec.decoding.tap import Tap
 
 
 class CausalLmTarget:
-    """Greedy choices, rollback and hidden states of one model, one request at a time.
+    """Choices, rollback and hidden states of one model, one request at a time.
 
     Args:
         model: an ``AutoModelForCausalLM`` of full-attention and Gated DeltaNet layers, in evaluation mode.
+
+    Attributes:
+        choose: (T, V) logits, and the place in the text of the first token chosen, to T tokens; greedy unless set.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._cache = RollbackCache(model)
+        self.choose: Callable[[torch.Tensor, int], list[int]] = greedy
         self._length = 0  # tokens in the cache before the block just verified
         self._watched: set[int] = set()
         self._hidden_TH: dict[int, torch.Tensor] = {}
@@ -48,7 +53,7 @@ class CausalLmTarget:
     def prefill(self, prompt_ids: Sequence[int]) -> int:
         """Fill an empty cache with the prompt; only its last position goes through the LM head."""
         self._cache.keep(0)
-        first = self._forward(prompt_ids, logits_to_keep=1)
+        first = self._forward(prompt_ids, len(prompt_ids), logits_to_keep=1)
         self._length, self._last_kept = len(prompt_ids), len(prompt_ids) - 1
         for tap in self._taps:
             tap.restart()
@@ -57,7 +62,7 @@ class CausalLmTarget:
 
     def verify(self, block_ids: Sequence[int]) -> list[int]:
         """The target's own choice after each of the T tokens of a block."""
-        return self._forward(block_ids, logits_to_keep=0)
+        return self._forward(block_ids, self._length + 1, logits_to_keep=0)
 
     def keep(self, num_tokens: int) -> None:
         """Roll back to the first ``num_tokens`` tokens of the block."""
@@ -115,13 +120,12 @@ class CausalLmTarget:
         first, second = logits_V.float().topk(2).values.tolist()
         return float(first - second)
 
-    def _forward(self, token_ids: Sequence[int], logits_to_keep: int) -> list[int]:
+    def _forward(self, token_ids: Sequence[int], position: int, logits_to_keep: int) -> list[int]:
         with torch.inference_mode():
             output = self._model(
                 self._tensor(token_ids), past_key_values=self._cache, use_cache=True, logits_to_keep=logits_to_keep
             )
-            own_ids: list[int] = output.logits[0].argmax(dim=-1).tolist()
-        return own_ids
+            return self.choose(output.logits[0], position)
 
     def _tensor(self, token_ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor([token_ids], dtype=torch.long, device=self._model.device)

@@ -21,7 +21,7 @@ class Block(NamedTuple):
 
 
 def decode(target: Target, proposer: Proposer, request: Request, stop: StopRule) -> Iterator[Block]:
-    """Decode a request greedily, a verified block at a time; the output equals plain decoding's."""
+    """Decode a request by the target's own choices, a verified block at a time; the output equals plain decoding's."""
     started = perf_counter()
     first, finish = stop.cut((), (target.prefill(request.prompt_ids),))
     yield Block(first, None, finish, (perf_counter() - started) * 1e3)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Target(Protocol):
-    """A greedy target with a cache. One request at a time."""
+    """A target with a cache, whose choices depend on the text alone. One request at a time."""
 
     def prefill(self, prompt_ids: Sequence[int]) -> int:
         """Start a request: fill an empty cache with the prompt; return the first token of the output."""

@@ -1,6 +1,6 @@
 """The transformers runtime: its models, under choicespec's own decoding loop."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from choicespec.decoding.batched import record_batch
 from choicespec.decoding.causal_lm import CausalLmTarget
-from choicespec.decoding.loop import decode, trace
+from choicespec.decoding.loop import Block, decode, trace
 from choicespec.decoding.proposer import Proposer
+from choicespec.decoding.sampling import Sampler, greedy
 from choicespec.decoding.small_blocks import use_small_blocks
 from choicespec.decoding.step_cost import StepCosts, measure_step_costs, time_verifications
 from choicespec.decoding.stopping import StopRule
@@ -20,7 +21,7 @@ from choicespec.drafters.checkpoint import TargetShape
 from choicespec.drafters.registry import DRAFTERS, PROPOSERS, Proposers, TargetSide, made_on_use
 from choicespec.errors import CheckpointError, PromptTooLong, ScorerError, TaskDataError, Unsupported
 from choicespec.recordings import Recorded
-from choicespec.records import Document, Request, TargetIdentity, Trace
+from choicespec.records import Document, Request, Sampling, TargetIdentity, Trace
 from choicespec.runtimes.checkpoints import identify, input_embedding, locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
 from choicespec.runtimes.hf_target import layers_refusal, read_config, target_refusal
@@ -28,7 +29,7 @@ from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
 from choicespec.spec.method import ONLY_REPLAYED, Choice, Draft, MethodSpec, TransformersGenerate, is_oracle
-from choicespec.spec.pair import PairSpec
+from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.tasks.tokenizer import Message, Tokenizer, Tool
 
@@ -74,6 +75,8 @@ class HfRuntime:
     build = f"transformers {transformers.__version__}, torch {torch.__version__}"
     warm_methods: int | None = None
     knows_steps = True
+    slots = 1
+    samples = True
 
     def __init__(self, spec: HfRuntimeSpec, pair: PairSpec) -> None:
         transformers.logging.disable_progress_bar()
@@ -163,21 +166,54 @@ class HfRuntime:
 
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
+        self._documents = documents
         side = TargetSide(self.tokenizer.encode, self._step_costs, self._scorer, self._drafter)
         self._proposers = Proposers(side, documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
         """Decode one request greedily."""
+        if not isinstance(method, TransformersGenerate):
+            return trace(request, self.stream(request, method, None))
+        self._check_length(request)
+        self.load()
+        return generate_with_transformers(self.model, self._eos_ids, request, method, self._stop_rule(request))
+
+    @staticmethod
+    def stream_refusal(method: MethodSpec) -> str | None:
+        """Why a method's blocks cannot be streamed, or None."""
+        return (
+            "it is transformers' own loop, a peer to compare with" if isinstance(method, TransformersGenerate) else None
+        )
+
+    def prepare(self, method: MethodSpec, scorer: ScorerSpec) -> None:
+        """See ``StreamingRuntime.prepare``; the weights stay."""
+        pair = self._pair.model_copy(update={"scorer": scorer})
+        reason = self.refusal(pair, method) or self.stream_refusal(method)
+        if reason is not None:
+            raise Unsupported("hf", method.label, reason)
+        self.load()
+        before = self._pair, self._proposers
+        self._pair = pair
+        self.use_repository(self._documents)
+        try:
+            self._proposers.of(method)
+        except Exception:
+            self._pair, self._proposers = before
+            raise
+
+    def stream(self, request: Request, method: MethodSpec, sampling: Sampling | None) -> Generator[Block, None, None]:
+        """See ``StreamingRuntime.stream``."""
+        self._check_length(request)
         self.load()
         assert self._target is not None
-        self._check_length(request)
-        stop = self._stop_rule(request)
-        if isinstance(method, TransformersGenerate):
-            return generate_with_transformers(self.model, self._eos_ids, request, method, stop)
         proposer = self._proposers.of(method)
-        found = trace(request, decode(self._target, proposer, request, stop))
-        proposer.finish(request, found.output_ids)
-        return found
+        self._target.choose = greedy if sampling is None else Sampler(sampling)
+        output_ids: list[int] = []
+        for block in decode(self._target, proposer, request, self._stop_rule(request)):
+            output_ids += block.token_ids
+            if block.finish_reason is not None:
+                proposer.finish(request, output_ids)
+            yield block
 
     def record(self, requests: Sequence[Request], layers: Sequence[int], prompt_states: bool = False) -> list[Recorded]:
         """Decode requests greedily as one batch, keeping the outputs of some decoder layers; at the prompts' tokens too

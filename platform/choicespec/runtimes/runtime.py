@@ -1,13 +1,14 @@
 """What a runtime is, and the table of those there are."""
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Protocol
 
+from choicespec.decoding.loop import Block
 from choicespec.errors import Unsupported
-from choicespec.records import Document, Request, Trace
+from choicespec.records import Document, Request, Sampling, Trace
 from choicespec.spec.method import MethodSpec
-from choicespec.spec.pair import PairSpec
+from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import RuntimeSpec
 from choicespec.tasks.tokenizer import Tokenizer
 
@@ -76,6 +77,45 @@ class Runtime(Protocol):
         ...
 
 
+class StreamingRuntime(Runtime, Protocol):
+    """A runtime that can be served: it gives the blocks of a request as they are verified.
+
+    Attributes:
+        slots: how many streams may be open at a time, each in a thread of its own; a runtime with a scheduler of its
+            own batches them.
+        samples: whether it can draw tokens rather than take the likeliest.
+    """
+
+    slots: int
+    samples: bool
+
+    @staticmethod
+    def stream_refusal(method: MethodSpec) -> str | None:
+        """Why a method's blocks cannot be streamed, or None."""
+        ...
+
+    def prepare(self, method: MethodSpec, scorer: ScorerSpec) -> None:
+        """Make a method, with this scorer, ready before a request needs it; only while no stream is open.
+
+        What an earlier method has learnt is forgotten. Where this raises, all is as it was.
+
+        Raises:
+            ChoiceSpecError: the method is not supported, or its scorer is missing, broken or for another target.
+        """
+        ...
+
+    def stream(self, request: Request, method: MethodSpec, sampling: Sampling | None) -> Generator[Block, None, None]:
+        """Decode one request, a verified block at a time, greedily where ``sampling`` is None.
+
+        Closing it early frees its slot, and what it decoded is not learnt.
+
+        Raises:
+            PromptTooLong: before the target runs.
+            Unsupported: it cannot sample.
+        """
+        ...
+
+
 def runtime_class(kind: str) -> Any:
     """The class of a kind of runtime; also has ``refusal(pair, method)``: why it cannot run, or None."""
     module, name = RUNTIMES[kind].split(":")
@@ -102,3 +142,26 @@ def check_supported(spec: RuntimeSpec, pair: PairSpec, method: MethodSpec) -> No
     if reason is not None:
         others = [kind for kind in RUNTIMES if runtime_class(kind).refusal(pair, method) is None]
         raise Unsupported(spec.kind, method.label, reason, others)
+
+
+def check_streams(spec: RuntimeSpec, pair: PairSpec, method: MethodSpec) -> None:
+    """Ask a runtime, before anything is loaded, whether it can serve a method on a pair.
+
+    Raises:
+        Unsupported: with the reason.
+    """
+    check_supported(spec, pair, method)
+    refusal = getattr(runtime_class(spec.kind), "stream_refusal", None)
+    reason = "it does not stream blocks, so it cannot be served" if refusal is None else refusal(method)
+    if reason is not None:
+        raise Unsupported(spec.kind, method.label, reason)
+
+
+def open_streaming(spec: RuntimeSpec, pair: PairSpec) -> StreamingRuntime:
+    """Open a pair for serving; ``check_streams`` has been asked.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+    """
+    runtime: StreamingRuntime = runtime_class(spec.kind)(spec, pair)
+    return runtime

@@ -1,17 +1,17 @@
 """The scripted runtime: a deterministic table model over bytes, for tests of everything around a model."""
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NoReturn
 
-from choicespec.decoding.loop import decode, trace
+from choicespec.decoding.loop import Block, decode, trace
 from choicespec.decoding.step_cost import StepCosts, time_verifications
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
-from choicespec.errors import PromptTooLong
-from choicespec.records import Document, Request, Trace
+from choicespec.errors import PromptTooLong, Unsupported
+from choicespec.records import Document, Request, Sampling, Trace
 from choicespec.spec.method import ONLY_REPLAYED, Draft, MethodSpec, drafters_of, is_oracle, uses_scorer
-from choicespec.spec.pair import PairSpec
+from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from choicespec.tasks.tokenizer import Tokenizer
 
@@ -97,8 +97,11 @@ class ScriptedRuntime:
     device = "none"
     warm_methods: int | None = None
     knows_steps = True
+    slots = 1
+    samples = False
 
     def __init__(self, spec: ScriptedRuntimeSpec, pair: PairSpec) -> None:
+        self._pair = pair
         self.tokenizer: Tokenizer = ByteTokenizer()
         self._target = TableTarget()
         self.precision = pair.target.precision
@@ -121,19 +124,41 @@ class ScriptedRuntime:
 
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
+        self._documents = documents
         side = TargetSide(self.tokenizer.encode, lambda: self._costs, _no_scorer, _no_drafter)
         self._proposers = Proposers(side, documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
         """Decode one request."""
+        return trace(request, self.stream(request, method, None))
+
+    @staticmethod
+    def stream_refusal(method: MethodSpec) -> str | None:
+        """Everything that runs here streams."""
+        return None
+
+    def prepare(self, method: MethodSpec, scorer: ScorerSpec) -> None:
+        """See ``StreamingRuntime.prepare``."""
+        reason = self.refusal(self._pair, method)
+        if reason is not None:
+            raise Unsupported("scripted", method.label, reason)
+        self.use_repository(self._documents)
+
+    def stream(self, request: Request, method: MethodSpec, sampling: Sampling | None) -> Generator[Block, None, None]:
+        """See ``StreamingRuntime.stream``."""
+        if sampling is not None:
+            raise Unsupported("scripted", method.label, "a table has no probabilities to sample from")
         prompt_tokens = len(request.prompt_ids)
         if prompt_tokens + request.max_new_tokens > self.context_tokens:
             raise PromptTooLong(request.request_id, prompt_tokens, request.max_new_tokens, self.context_tokens)
         stop = StopRule({EOS_ID}, request.max_new_tokens, request.stop, self.tokenizer.decode)
         proposer = self._proposers.of(method)
-        found = trace(request, decode(self._target, proposer, request, stop))
-        proposer.finish(request, found.output_ids)
-        return found
+        output_ids: list[int] = []
+        for block in decode(self._target, proposer, request, stop):
+            output_ids += block.token_ids
+            if block.finish_reason is not None:
+                proposer.finish(request, output_ids)
+            yield block
 
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """The loop is choicespec's own."""

@@ -172,6 +172,21 @@ class PythonRepoTask:
         return random.Random(f"{self._spec.seed}:{key}")
 
 
+def repository_documents(folder: str) -> Iterator[Document]:
+    """Every Python file of a repository that parses, to propose from.
+
+    Raises:
+        TaskDataError: no such folder.
+    """
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise TaskDataError(f"repository {folder}: not a folder; give a folder that holds Python files")
+    for path in _python_files(root, _NEVER):
+        source = _parse(path, path.relative_to(root).as_posix())
+        if source is not None:
+            yield Document(source.path, "".join(source.lines))
+
+
 def _python_files(root: Path, passed_over: set[str]) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if name not in passed_over and not name.startswith("."))

@@ -32,7 +32,7 @@ _JSON_TYPES = {
 }
 
 
-class _Question(NamedTuple):
+class Question(NamedTuple):
     """One question; messages and functions are canonical JSON, so that equal ones compare equal."""
 
     question_id: str
@@ -51,7 +51,7 @@ class ToolCallTask:
 
     def check(self) -> None:
         """Reads every question. See ``Task.check``."""
-        _ = self._questions
+        _ = self.questions
 
     def prompts(self, tokenizer: Tokenizer, context_limit_tokens: int) -> Prompts:
         """See ``Task.prompts``."""
@@ -60,10 +60,10 @@ class ToolCallTask:
 
     def _attempts(self, tokenizer: Tokenizer, window: Window) -> Iterator[Request | str]:
         # one function a name: a prompt never offers two functions of the same name
-        pool = {_name(function): function for question in self._questions for function in question.functions}
+        pool = {_name(function): function for question in self.questions for function in question.functions}
         short = [{"role": "user", "content": "?"}]
         material = Material[str](lambda functions: conversation_ids(tokenizer, short, _tools(functions)))
-        for question in self._questions:
+        for question in self.questions:
             own = {_name(function) for function in question.functions}
             others = [function for name, function in pool.items() if name not in own] if window.fills else []
             random.Random(f"{self._spec.seed}:{question.question_id}").shuffle(others)
@@ -71,7 +71,7 @@ class ToolCallTask:
             def select(budget: int, others: list[str] = others) -> list[str]:
                 return material.selection(others, budget)
 
-            def render(distractors: Sequence[str], question: _Question = question) -> list[int]:
+            def render(distractors: Sequence[str], question: Question = question) -> list[int]:
                 functions = [*question.functions, *distractors]
                 if distractors:
                     random.Random(f"{self._spec.seed}:{question.question_id}").shuffle(functions)
@@ -80,15 +80,15 @@ class ToolCallTask:
             yield window.request(question.question_id, select, render, question.reference, tools=question.functions)
 
     @cached_property
-    def _questions(self) -> list[_Question]:
-        """The split's questions in the seed's order, identical ones once."""
+    def questions(self) -> list[Question]:
+        """All of the split's questions in the seed's order, identical ones once."""
         files = question_files(self._data)
         unknown = [category for category in self._spec.categories if category not in files]
         if unknown or not self._spec.categories:
             raise TaskDataError(
                 f"task.categories: {unknown or 'empty'}; name some of: {', '.join(files)} (found in {self._data})"
             )
-        first: dict[tuple[str, tuple[str, ...]], _Question] = {}
+        first: dict[tuple[str, tuple[str, ...]], Question] = {}
         for category in dict.fromkeys(self._spec.categories):
             for question in _read(files[category]):
                 first.setdefault((question.messages, tuple(sorted(question.functions))), question)
@@ -134,7 +134,7 @@ def _asks_for_functions(path: Path) -> bool:
     return "function" in first and len(first.get("question", ())) == 1
 
 
-def _read(path: Path) -> Iterator[_Question]:
+def _read(path: Path) -> Iterator[Question]:
     answers = path.parent / "possible_answer" / path.name
     # irrelevance and relevance have no answers
     truths = {row.get("id"): compact(row.get("ground_truth")) for _, row in _rows(answers)} if answers.exists() else {}
@@ -145,7 +145,7 @@ def _read(path: Path) -> Iterator[_Question]:
             functions = tuple(
                 compact({**function, "parameters": json_schema(function["parameters"])}) for function in row["function"]
             )
-            yield _Question(row["id"], compact(turns), functions, truths.get(row["id"]))
+            yield Question(row["id"], compact(turns), functions, truths.get(row["id"]))
         except (KeyError, TypeError, ValueError) as broken:
             raise TaskDataError(
                 f"{place}: {broken!r}; a line needs 'id', 'question' (one turn of role and content) and 'function' "
