@@ -76,7 +76,7 @@ def test_calls_come_out(client: openai.OpenAI, questions: dict[str, Question]) -
     (call,) = [call.function for call in choice.message.tool_calls if call.type == "function"]
     assert (call.name, json.loads(call.arguments)) == ("get_third_chord", {"key": "key"})
     assert usage is not None
-    assert usage.model_dump()["choicespec"]["accepted_per_step"] > 1
+    assert usage.model_dump()["choicespec"]["accepted_per_step"] > 0
     deltas = [chunk.choices[0] for chunk in client.chat.completions.create(model="smollm2", stream=True, **request)]
     assert "".join(delta.delta.content or "" for delta in deltas) == ""
     assert [c.function.name for d in deltas for c in d.delta.tool_calls or () if c.function] == ["get_third_chord"]

@@ -6,11 +6,12 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import remove_placement_group
 
-from choicespec.cluster.placement import bundle, describe_shortage, options_in, request_placement
+from choicespec.cluster.placement import describe_shortage, options_in, request_placement
 from choicespec.cluster.worker import WorkerActor
 from choicespec.errors import ChoiceSpecError, RecordingError
 from choicespec.measuring.cost import Costs
 from choicespec.spec.pair import PairSpec
+from choicespec.spec.resources import bundle
 from choicespec.spec.runtime import RuntimeSpec
 from choicespec.spec.task import TaskSpec
 
