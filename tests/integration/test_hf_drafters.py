@@ -61,7 +61,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> PairSpec:
 
 
 def test_every_output_is_plain_decodings(pair: PairSpec) -> None:
-    """Fails if a drafter changes what is decoded. Its drafts are mostly wrong; right ones are in the tests of training."""
+    """Fails if a drafter changes what is decoded. These drafts are mostly wrong; training has tests with right ones."""
     runtime = HfRuntime(HfRuntimeSpec(threads=2), pair)
     requests = [Request("long", (5, 80, 3, 200, 41, 6), 16), Request("short", (77, 130, 9), 16)]
     assert_all_lossless(requests, decode_all(runtime, (PLAIN, *METHODS), requests))
