@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from choicespec.errors import CheckpointError, Unsupported
-from choicespec.runtimes.checkpoints import locate
+from choicespec.runtimes.checkpoints import is_gguf, locate
 from choicespec.runtimes.hf import scorer_refusal
 from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram, Suffix, uses_scorer
 from choicespec.spec.pair import DrafterSpec, PairSpec
@@ -153,6 +153,8 @@ def _check_target(pair: PairSpec) -> None:
     target = pair.target
     if target.dtype == "gguf":
         raise _CannotBe("it computes in torch's types, not in a GGUF's; set target.dtype: float32")
+    if is_gguf(target.model):
+        raise _CannotBe(f"{target.model} is a GGUF; give the checkpoint that it was made of")
     if pair.gpus > target.tensor_parallel:
         raise _CannotBe(f"gpus={pair.gpus} would be idle in part: target.tensor_parallel={target.tensor_parallel}")
     quantization = target.quantization
