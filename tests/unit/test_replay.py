@@ -211,7 +211,8 @@ def test_kept_proposals_are_those_of_their_recording(recording: Recording, tmp_p
     save_proposals(tmp_path, manifest, recording.proposals)
     found = load_proposals(tmp_path, manifest)
     assert found is not None
-    for kept, made in zip(found, recording.proposals, strict=True):
+    for name in found._fields:
+        kept, made = getattr(found, name), getattr(recording.proposals, name)
         assert kept.dtype == made.dtype
         assert np.array_equal(kept, made)
     assert load_proposals(tmp_path, manifest.model_copy(update={"task": ToolCall(seed=1)})) is None
