@@ -59,9 +59,10 @@ def open_page(path: str, folder: Path, address: str) -> Iterator[Page]:
             await_from(browser, lambda: port_file.exists() and len(port_file.read_text().splitlines()) == 2)
             port, browser_path = port_file.read_text().splitlines()
             with connect(f"ws://127.0.0.1:{port}{browser_path}", max_size=None) as socket:
-                target = Page(socket).call("Target.createTarget", url=address)["targetId"]
+                target = Page(socket).call("Target.createTarget", url="about:blank")["targetId"]
             with connect(f"ws://127.0.0.1:{port}/devtools/page/{target}", max_size=None) as socket:
                 page = Page(socket)
+                page.call("Page.navigate", url=address)  # answered once the blank page has gone
                 page.wait_for("document.readyState === 'complete'")
                 yield page
         finally:
