@@ -16,7 +16,7 @@ from choicespec.reports.scorer_table import scorer_table
 from choicespec.reports.tables import divergence_table, result_table
 from choicespec.results import ResultsFolder
 from choicespec.runtimes.checkpoints import check_checkpoint
-from choicespec.runtimes.hf import scorer_of
+from choicespec.runtimes.pair_parts import scorer_of
 from choicespec.runtimes.runtime import check_supported
 from choicespec.serving.champion import promote_best
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment

@@ -25,7 +25,8 @@ from choicespec.drafters.choice import ChoiceDrafter, Survival
 from choicespec.errors import ScorerError, Unsupported
 from choicespec.recordings import Recorded, RecordingFolder
 from choicespec.records import Proposal, Request, Trace
-from choicespec.runtimes.hf import HfRuntime, scorer_of
+from choicespec.runtimes.hf import HfRuntime
+from choicespec.runtimes.pair_parts import scorer_of
 from choicespec.runtimes.runtime import check_supported
 from choicespec.scorer.examples import Examples, build_examples
 from choicespec.scorer.files import Scorer, check_scorer, load_scorer
@@ -37,15 +38,14 @@ from choicespec.spec.method import Autoregressive, Choice
 from choicespec.spec.pair import PairSpec, ScorerSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec, ScriptedRuntimeSpec
 from choicespec.tasks.prompts import Prompts, open_task
-from choicespec.tracking import URI_VARIABLE
 from contracts.lossless import assert_lossless
+from integration.job_homes import job_home, write_repository
 from integration.small_checkpoints import save_checkpoint, small_llama
 from mlflow.tracking import MlflowClient
-from ray.cluster_utils import Cluster
 from safetensors.torch import load_file
 
 from jobs import bench, train
-from jobs.terminal import EXPERIMENTS, HOME_VARIABLE, console
+from jobs.terminal import EXPERIMENTS, HOME_VARIABLE
 
 NAME = "small"
 LAYERS = (2, 3)
@@ -57,29 +57,13 @@ EPOCHS = 2
 SCORES = Choice(selection="scorer", min_survival=0.0)  # verifies whole candidates: many are rejected midway
 NO_CLUSTER = "no-cluster-here:1"  # joining it would be another error
 _SPREAD = 0.15  # the target repeats itself now and then, so that candidates are right in part
-_FUNCTION = """def total_{number}(first, second):
-    both = first + second * {number}
-    if both > first:
-        both -= {number}
-    return both
-"""
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where recordings, scorers and the MLflow database lie; jobs join a cluster of one node."""
-    folder = tmp_path_factory.mktemp("home")
-    nodes = Cluster()
-    try:
-        nodes.add_node(num_cpus=2, num_gpus=0, include_dashboard=False)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(HOME_VARIABLE, str(folder))
-            patch.setenv(ADDRESS_VARIABLE, nodes.address)
-            patch.delenv(URI_VARIABLE, raising=False)
-            patch.setattr(console, "width", 600)  # no cell is folded
-            yield folder
-    finally:
-        nodes.shutdown()
+    with job_home(tmp_path_factory.mktemp("home")) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +71,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The experiment."""
     model = small_llama(vocab_size=256, initializer_range=_SPREAD)
     target = {"model": str(save_checkpoint(tmp_path_factory.mktemp("checkpoint"), model))}
-    repo = tmp_path_factory.mktemp("repo")
-    for number in range(60):
-        text = "# of no meaning\n" * (number % 7) + _FUNCTION.format(number=number)
-        (repo / f"module_{number}.py").write_text(text, encoding="utf-8")
+    repo = write_repository(tmp_path_factory.mktemp("repo"), modules=60)
     code = {"kind": "python_repo", "folder": str(repo), "limit": HELD_OUT, "max_new_tokens": NEW_TOKENS}
     return {
         "pairs": {

@@ -7,7 +7,7 @@ from choicespec.serving.endpoints import digest
 from choicespec.serving.replica import Replica
 from choicespec.serving.source import Versioned
 from choicespec.spec.serving import LimitsSpec
-from integration.chromium import Page, find_chromium, open_page
+from integration.chromium import NAMES, Page, find_chromium, open_page
 from integration.local_api import serving, table_champion
 
 _CHOICE = {"kind": "choice", "min_survival": 0.0}
@@ -18,8 +18,7 @@ _ANSWERS = "[...document.querySelectorAll('.answer')]"
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """The page of a model with a token."""
     path = find_chromium()
-    if path is None:
-        pytest.skip("no Chromium on this machine")
+    assert path is not None, f"the page is tested in a Chromium; install one, under one of the names {', '.join(NAMES)}"
     replica = Replica(Versioned(table_champion(method=_CHOICE), "3"), LimitsSpec())
     with (
         serving({"table": replica}, token_digest=digest("right")) as address,

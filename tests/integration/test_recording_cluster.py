@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from choicespec.cluster.connect import ADDRESS_VARIABLE, ray_session
+from choicespec.cluster.connect import ray_session
 from choicespec.cluster.recording import Wanted, record
 from choicespec.errors import RecordingError
 from choicespec.recordings import RecordingFolder
@@ -16,18 +16,12 @@ from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import PythonRepo
 from choicespec.tasks.prompts import Prompts, open_task
+from integration.job_homes import one_node, write_repository
 from integration.small_checkpoints import HIDDEN, LAYERS, save_checkpoint, small_llama
-from ray.cluster_utils import Cluster
 
 _RUNTIME = HfRuntimeSpec(threads=2)  # all of the node: one worker, which stays warm
 _BATCH = 2
 _NEW_TOKENS = 6
-_FUNCTION = """def total_{number}(first, second):
-    both = first + second * {number}
-    if both > first:
-        both -= {number}
-    return both
-"""
 
 
 class Recording(NamedTuple):
@@ -50,25 +44,15 @@ class Recording(NamedTuple):
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """A connected cluster of one node without GPUs."""
-    nodes = Cluster()
-    try:
-        nodes.add_node(num_cpus=2, num_gpus=0, include_dashboard=False)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(ADDRESS_VARIABLE, nodes.address)
-            with ray_session():
-                yield
-    finally:
-        nodes.shutdown()
+    with one_node(), ray_session():
+        yield
 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     """Five prompts of different lengths, recorded."""
     checkpoint = save_checkpoint(tmp_path_factory.mktemp("checkpoint"), small_llama())
-    repo = tmp_path_factory.mktemp("repo")
-    for number in range(30):
-        text = "# of no meaning\n" * (number % 7) + _FUNCTION.format(number=number)
-        (repo / f"module_{number}.py").write_text(text, encoding="utf-8")
+    repo = write_repository(tmp_path_factory.mktemp("repo"), modules=30)
     pair = PairSpec(target=TargetSpec(model=str(checkpoint)))
     task = PythonRepo(folder=str(repo), limit=5, max_new_tokens=_NEW_TOKENS)
     opened = HfRuntime(_RUNTIME, pair)

@@ -10,26 +10,17 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from choicespec.cluster.connect import ADDRESS_VARIABLE
 from choicespec.measuring.cost import load_costs
 from choicespec.records import Measurement
-from choicespec.tracking import URI_VARIABLE
+from integration.job_homes import job_home, write_repository
 from integration.small_checkpoints import save_checkpoint, small_llama
 from mlflow.tracking import MlflowClient
-from ray.cluster_utils import Cluster
 
 from jobs import bench, record, tune
-from jobs.terminal import HOME_VARIABLE, console
 
 NAME = "small"
 SETTINGS, LIVE = 240, 4
 _SPREAD = 0.15  # the target repeats itself now and then, so that drafts are right in part
-_FUNCTION = """def total_{number}(first, second):
-    both = first + second * {number}
-    if both > first:
-        both -= {number}
-    return both
-"""
 
 
 class Tuned(NamedTuple):
@@ -45,18 +36,8 @@ class Tuned(NamedTuple):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where results and the MLflow database lie; jobs join a cluster of one node."""
-    folder = tmp_path_factory.mktemp("home")
-    nodes = Cluster()
-    try:
-        nodes.add_node(num_cpus=2, num_gpus=0, include_dashboard=False)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(HOME_VARIABLE, str(folder))
-            patch.setenv(ADDRESS_VARIABLE, nodes.address)
-            patch.delenv(URI_VARIABLE, raising=False)
-            patch.setattr(console, "width", 400)  # no cell is folded
-            yield folder
-    finally:
-        nodes.shutdown()
+    with job_home(tmp_path_factory.mktemp("home")) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +45,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The experiment."""
     model = small_llama(vocab_size=256, initializer_range=_SPREAD)
     target = {"model": str(save_checkpoint(tmp_path_factory.mktemp("checkpoint"), model))}
-    repo = tmp_path_factory.mktemp("repo")
-    for number in range(40):
-        text = "# of no meaning\n" * (number % 7) + _FUNCTION.format(number=number)
-        (repo / f"module_{number}.py").write_text(text, encoding="utf-8")
+    repo = write_repository(tmp_path_factory.mktemp("repo"), modules=40)
     code = {"kind": "python_repo", "folder": str(repo), "max_new_tokens": 16}
     return {
         "pairs": {"small": {"target": target}},

@@ -139,10 +139,7 @@ def _open(small: Path, engines: int = 1) -> VllmRuntime:
 
 
 def test_a_lost_engine_is_said_and_replaced(small: Path) -> None:
-    """Fails if one crash takes the worker's later trials with it, or leaves nothing to tell why.
-
-    One engine is kept, so that the other method's takes the place of the first, which is then gone.
-    """
+    """Fails if one crash takes the worker's later trials with it, or leaves an engine behind."""
     runtime = _open(small)
     request = Request("r", tuple(b"hello world, hello"), 8)
     first = runtime.generate(request, PLAIN)
@@ -151,17 +148,16 @@ def test_a_lost_engine_is_said_and_replaced(small: Path) -> None:
     await_end(process_id)
     assert runtime.generate(request, PLAIN).output_ids == first.output_ids
     (second_id,) = runtime.process_ids
-    assert runtime.generate(request, NGRAM).output_ids == first.output_ids
-    await_end(second_id)
     runtime.close()
     assert runtime.process_ids == []
+    await_end(second_id)
 
 
 def test_an_engine_that_cannot_start_says_why(small: Path) -> None:
     """Fails if the reason stays in a log that nobody sees."""
     pair = PairSpec.model_validate({"target": {"model": str(small)}})
     runtime = VllmRuntime(VllmRuntimeSpec(threads=1, context_tokens=4096, kv_cache_gib=0.0001), pair)
-    with pytest.raises(ServerError, match="KV cache"):
+    with pytest.raises(ServerError, match="memory for the cache"):
         runtime.load()
 
 

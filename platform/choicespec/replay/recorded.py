@@ -12,7 +12,8 @@ from choicespec.records import TargetIdentity
 from choicespec.replay.drafts import RecordedDrafts
 from choicespec.replay.proposals import RECORDED_BLOCK, Proposals, collect, load_proposals, save_proposals
 from choicespec.replay.ranking import Ranking
-from choicespec.runtimes.hf import HfRuntime, scorer_of
+from choicespec.runtimes.hf import HfRuntime
+from choicespec.runtimes.pair_parts import scorer_of
 from choicespec.scorer.files import Scorer, ScorerManifest, find_scorer, load_scorer
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from jinja2 import TemplateError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from choicespec.decoding.batched import record_batch
 from choicespec.decoding.causal_lm import CausalLmTarget
@@ -17,51 +16,24 @@ from choicespec.decoding.sampling import Sampler, greedy
 from choicespec.decoding.small_blocks import use_small_blocks
 from choicespec.decoding.step_cost import StepCosts, measure_step_costs, time_verifications
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.checkpoint import TargetShape
-from choicespec.drafters.registry import DRAFTERS, PROPOSERS, Proposers, TargetSide, made_on_use
-from choicespec.errors import CheckpointError, PromptTooLong, ScorerError, TaskDataError, Unsupported
+from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
+from choicespec.errors import CheckpointError, PromptTooLong, Unsupported
 from choicespec.recordings import Recorded
 from choicespec.records import Document, Request, Sampling, TargetIdentity, Trace
 from choicespec.runtimes.checkpoints import identify, input_embedding, locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
 from choicespec.runtimes.hf_target import layers_refusal, read_config, target_refusal
+from choicespec.runtimes.hf_tokenizer import HfTokenizer, read_eos_ids
+from choicespec.runtimes.pair_parts import drafter_refusal, open_drafter, scorer_refusal
 from choicespec.runtimes.quantized import loading_settings, round_weights
-from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer, load_scorer
+from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
 from choicespec.spec.method import ONLY_REPLAYED, Choice, Draft, MethodSpec, TransformersGenerate, is_oracle
 from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import HfRuntimeSpec
-from choicespec.tasks.tokenizer import Message, Tokenizer, Tool
+from choicespec.tasks.tokenizer import Tokenizer
 
 _LONGEST_VERIFICATION = 17  # tokens whose cost is measured; more are taken in proportion
-
-
-class HfTokenizer:
-    """A checkpoint's tokenizer and chat template."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.renders_tools = "tools" in str(tokenizer.chat_template)
-
-    def encode(self, text: str) -> list[int]:
-        token_ids: list[int] = self._tokenizer.encode(text)
-        return token_ids
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
-
-    def chat_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
-        if self._tokenizer.chat_template is None:
-            raise TaskDataError("the target has no chat template; name an instruct checkpoint, or the task python_repo")
-        try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
-            )
-        except TemplateError as error:
-            raise TaskDataError(f"the target's chat template refuses a conversation: {error}") from error
-        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return token_ids
 
 
 class HfRuntime:
@@ -134,7 +106,7 @@ class HfRuntime:
         if reason is not None:
             return reason
         if isinstance(method, Draft):
-            return _drafter_refusal(pair, method)
+            return drafter_refusal(pair, method)
         if isinstance(method, Choice):
             reasons = [HfRuntime.refusal(pair, draft) for draft in method.calls]
             if method.selection == "scorer":
@@ -293,63 +265,3 @@ class HfRuntime:
 
     def _stop_rule(self, request: Request) -> StopRule:
         return StopRule(self._eos_ids, request.max_new_tokens, request.stop, self.tokenizer.decode)
-
-
-def read_eos_ids(checkpoint: str, revision: str | None, config: Any) -> list[int]:
-    """The end-of-sequence tokens of a checkpoint: its generation configuration's, or else its configuration's."""
-    try:
-        eos = GenerationConfig.from_pretrained(checkpoint, revision=revision).eos_token_id
-    except OSError:
-        eos = config.eos_token_id
-    return [eos] if isinstance(eos, int) else list(eos or ())
-
-
-def scorer_of(pair: PairSpec) -> ScorerManifest:
-    """What a pair's scorer is for, read without loading the target.
-
-    Raises:
-        CheckpointError: the target is missing.
-        ScorerError: the scorer is missing, broken or for another target.
-    """
-    identity = identify(locate(pair.target.model, pair.target.revision), pair.target)
-    return check_scorer(find_scorer(pair.scorer, identity), identity, pair.scorer.transfer)
-
-
-def scorer_refusal(pair: PairSpec, method: Choice) -> str | None:
-    """Why the pair's scorer cannot rank for a method, or None."""
-    try:
-        manifest = scorer_of(pair)
-    except (CheckpointError, ScorerError) as error:
-        return str(error)
-    if method.block_length > manifest.block_length:
-        return f"its scorer judges {manifest.block_length} tokens at most, but block_length is {method.block_length}"
-    return None
-
-
-def open_drafter(pair: PairSpec, name: str) -> Any:
-    """The checkpoint of one of a pair's drafters, compared with the target by both their descriptions; no weights.
-
-    Raises:
-        CheckpointError: it is missing, of a kind that has no proposer here, or made for another target.
-    """
-    spec = pair.drafters.get(name)
-    if spec is None:
-        raise CheckpointError(f"the pair has no drafter {name!r}; known: {', '.join(pair.drafters) or 'none'}")
-    if spec.kind not in DRAFTERS:
-        raise CheckpointError(f"drafter {name!r} is of kind {spec.kind!r}; known here: {', '.join(DRAFTERS)}")
-    config = read_config(pair.target).get_text_config()
-    target = TargetShape(config.hidden_size, config.vocab_size, config.num_hidden_layers)
-    if spec.model is None:
-        place, revision = locate(pair.target.model, pair.target.revision), pair.target.revision
-    else:
-        place, revision = locate(spec.model, None, f"pair.drafters.{name}.model"), None
-    return made_on_use(DRAFTERS[spec.kind])(place, target, revision)
-
-
-def _drafter_refusal(pair: PairSpec, method: Draft) -> str | None:
-    """Why a drafter cannot draft for the pair's target, or None."""
-    try:
-        open_drafter(pair, method.drafter)
-    except CheckpointError as error:
-        return str(error)
-    return None

@@ -14,7 +14,7 @@ import choicespec
 from choicespec.errors import CheckpointError, ChoiceSpecError, PromptTooLong, SpecError, Unsupported
 from choicespec.records import Document, Request, Trace
 from choicespec.runtimes.checkpoints import locate
-from choicespec.runtimes.hf import HfTokenizer, read_eos_ids
+from choicespec.runtimes.hf_tokenizer import HfTokenizer, read_eos_ids
 from choicespec.runtimes.vllm_methods import EngineSpec, check_device, engine_arguments, installed, speculation
 from choicespec.runtimes.vllm_process import VllmEngineProcess
 from choicespec.spec.method import Autoregressive, Choice, MethodSpec

@@ -25,7 +25,7 @@ from choicespec.decoding.stopping import StopRule
 from choicespec.errors import ChoiceSpecError
 from choicespec.records import Document, Request, Trace
 from choicespec.runtimes import vllm_proposer
-from choicespec.runtimes.hf import HfTokenizer
+from choicespec.runtimes.hf_tokenizer import HfTokenizer
 from choicespec.runtimes.vllm_methods import EngineSpec
 from choicespec.runtimes.vllm_steps import Drafted, RunningRequest
 

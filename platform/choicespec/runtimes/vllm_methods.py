@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from choicespec.errors import CheckpointError, Unsupported
 from choicespec.runtimes.checkpoints import is_gguf, locate
-from choicespec.runtimes.hf import scorer_refusal
+from choicespec.runtimes.pair_parts import scorer_refusal
 from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram, Suffix, uses_scorer
 from choicespec.spec.pair import DrafterSpec, PairSpec
 from choicespec.spec.runtime import VllmRuntimeSpec

@@ -19,7 +19,7 @@ from choicespec.drafters.choice import ChoiceDrafter
 from choicespec.drafters.registry import Proposers, TargetSide
 from choicespec.records import Document, Request
 from choicespec.runtimes.checkpoints import identify, input_embedding
-from choicespec.runtimes.hf import HfTokenizer
+from choicespec.runtimes.hf_tokenizer import HfTokenizer
 from choicespec.runtimes.vllm_methods import SETTINGS, loses_state
 from choicespec.runtimes.vllm_steps import Drafted
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
