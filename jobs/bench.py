@@ -12,6 +12,7 @@ from choicespec.cluster.placement import describe_shortage, fits_a_node
 from choicespec.errors import ChoiceSpecError, TrackingError
 from choicespec.measuring.measure import TrialResult
 from choicespec.records import Measurement
+from choicespec.reports.agreement import agreement_table, agreements
 from choicespec.reports.scorer_table import scorer_table
 from choicespec.reports.tables import divergence_table, result_table
 from choicespec.results import ResultsFolder
@@ -175,6 +176,9 @@ def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequen
         divergences = divergence_table(rows)
         if divergences is not None:
             console.print(divergences)
+    agreed = agreement_table(agreements({trial: results.traces(trial) for trial, _ in rows}))
+    if agreed is not None:
+        console.print(agreed)
     for pair in dict.fromkeys(trial.pair for trial, _ in rows if uses_scorer(trial.method)):
         try:
             manifest = scorer_of(pair)
