@@ -19,6 +19,7 @@ from choicespec.cluster.grid import Grid, Live
 from choicespec.cluster.search import Wide, run_sweep
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.errors import ChoiceSpecError, SpecError, TrackingError
+from choicespec.measuring.objectives import front, worth
 from choicespec.measuring.race import rate_ratio
 from choicespec.records import Measurement
 from choicespec.replay.recorded import RecordedPair
@@ -29,12 +30,13 @@ from choicespec.reports.replay_tables import Finalist, Margin, finalist_table, m
 from choicespec.results import ResultsFolder
 from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.runtime import check_supported
+from choicespec.serving.champion import promote_best
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
 from choicespec.spec.method import Choice, MethodSpec
 from choicespec.spec.runtime import HfRuntimeSpec
-from choicespec.spec.search import SMALLER_IS_BETTER, SearchSpec, Value
+from choicespec.spec.search import SearchSpec, Value
 from choicespec.tasks.prompts import open_task
-from choicespec.tracking import ExperimentRun, tracking_uri
+from choicespec.tracking import ChampionRegistry, ExperimentRun, tracking_uri
 
 from jobs.record import record_costs, record_task
 from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say
@@ -49,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         experiment = load_experiment(args.experiment, EXPERIMENTS)
         if experiment.search is None:
             raise SpecError(f"{experiment.name}: no field 'search', which says what is tried")
-        searches = [Search(experiment, experiment.search, task, args) for task in experiment.search.tasks]
+        registry = ChampionRegistry(tracking_uri(home())) if args.promote else None
+        searches = [Search(experiment, experiment.search, task, args, registry) for task in experiment.search.tasks]
         with ray_session():
             return max([search.run() for search in searches])
     except ChoiceSpecError as error:
@@ -68,6 +71,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workers", type=int, default=1, help="live workers at a time (default 1: CPU workers disturb each other)"
     )
+    parser.add_argument("--promote", action="store_true", help="register each task's winner to serve")
     parser.add_argument("--placement-timeout-s", type=float, default=120.0, help="how long a worker may wait for GPUs")
     return parser.parse_args(arguments)
 
@@ -76,6 +80,7 @@ class Confirmed(NamedTuple):
     """What was measured on held-out prompts, the winner first, and how much faster the winner was than the others."""
 
     trials: list[TrialSpec]
+    winner: Measurement
     margins: list[Margin]
 
 
@@ -86,8 +91,16 @@ class Search:
         ChoiceSpecError: a checkpoint or data is missing, or a method cannot run.
     """
 
-    def __init__(self, experiment: ExperimentSpec, spec: SearchSpec, task: str, args: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        experiment: ExperimentSpec,
+        spec: SearchSpec,
+        task: str,
+        args: argparse.Namespace,
+        registry: ChampionRegistry | None,
+    ) -> None:
         self._experiment, self._spec, self._task, self._args = experiment, spec, task, args
+        self._registry = registry
         self._starts = {f"{name}, as it is": experiment.setting(task, name, {}) for name in spec.starts}
         trial = self._starts[f"{spec.default}, as it is"]
         if isinstance(trial.runtime, HfRuntimeSpec):
@@ -122,8 +135,8 @@ class Search:
         ]
         # who ended early was surely slower, whatever the rate on the few prompts before
         ranked = sorted(found, key=lambda one: (-one.measured.match.n, -self._worth(one.measured)))
-        front = self._front(found)
-        console.print(finalist_table(ranked, front, f"{self._experiment.name}, {self._task}: live"))
+        unbeaten = self._front(found)
+        console.print(finalist_table(ranked, unbeaten, f"{self._experiment.name}, {self._task}: live"))
         eligible = [one for one in ranked if one.measured.match.value >= self._spec.least_match]
         if not eligible:
             say(
@@ -135,6 +148,9 @@ class Search:
             [(one.trial, self._live) for one in found] + [(trial, self._confirmed) for trial in confirmed.trials],
             confirmed.margins,
         )
+        if self._registry is not None:
+            for line in promote_best(self._registry, [(confirmed.trials[0], confirmed.winner)]):
+                say(line)
         say(f"{self._task}: {monotonic() - started_s:.0f} s; kept in {self._folder}")
         return 0
 
@@ -235,16 +251,13 @@ class Search:
 
     def _worth(self, measured: Measurement) -> float:
         """By the first objective; larger is better."""
-        return _objectives(self._spec, measured)[0]
+        return worth(measured, self._spec.objectives)[0]
 
     def _front(self, found: Sequence[Finalist]) -> list[TrialSpec]:
         """Of several objectives, the settings that no other is at least as good as in all, and better in one."""
         if len(self._spec.objectives) == 1:
             return []
-        values = [_objectives(self._spec, one.measured) for one in found]
-        return [
-            one.trial for one, own in zip(found, values, strict=True) if not any(_beats(other, own) for other in values)
-        ]
+        return [found[place].trial for place in front([worth(one.measured, self._spec.objectives) for one in found])]
 
     def _confirm(self, eligible: Sequence[Finalist]) -> Confirmed:
         """The winner, the runner-up and the default on prompts that none was chosen by."""
@@ -264,7 +277,7 @@ class Search:
         ]
         title = f"{self._experiment.name}, {self._task}: the winner on the held-out prompts"
         console.print(margin_table(winner, measured.speedup, margins, title))
-        return Confirmed(list(trials.values()), margins)
+        return Confirmed(list(trials.values()), measured, margins)
 
     def _log(self, live: Sequence[tuple[TrialSpec, ResultsFolder]], margins: Sequence[Margin]) -> None:
         """MLflow where it can be used; the folder has everything."""
@@ -285,15 +298,6 @@ class Search:
             run.finish([])
         except TrackingError as error:
             say(f"{error}\nwhat was found is kept in {self._folder} all the same", "yellow")
-
-
-def _objectives(spec: SearchSpec, measured: Measurement) -> list[float]:
-    """Their values, larger being better."""
-    return [(-1 if name in SMALLER_IS_BETTER else 1) * getattr(measured, name).value for name in spec.objectives]
-
-
-def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
-    return one != other and all(own >= theirs for own, theirs in zip(one, other, strict=True))
 
 
 def _short(value: object) -> str:

@@ -268,6 +268,8 @@ def _metrics(measurement: Measurement) -> Iterator[tuple[str, float]]:
     yield "requests", measurement.match.n
     yield "omitted_requests", len(measurement.omitted)
     yield "propose_share", measurement.propose_share
+    if measurement.memory_bytes is not None:
+        yield "memory_bytes", measurement.memory_bytes
 
 
 def _scorer_metrics(row: Row) -> Iterator[tuple[str, float]]:

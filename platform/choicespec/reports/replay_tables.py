@@ -101,8 +101,8 @@ def finalist_table(finalists: Sequence[Finalist], front: Sequence[TrialSpec], ti
         + ("; * no other is better in all objectives" if front else ""),
     )
     table.add_column("setting", overflow="fold")
-    names = ("predicted tok/s", "live tok/s", "error %", "accepted/step predicted", "live", "speed-up", "match %", "n")
-    for name in names:
+    rates = ("predicted tok/s", "live tok/s", "error %", "accepted/step predicted", "live", "speed-up")
+    for name in (*rates, "match %", "n", "first token ms", "memory MiB"):
         table.add_column(name, justify="right")
     for one in finalists:
         live, predicted = one.measured, one.predicted
@@ -118,6 +118,8 @@ def finalist_table(finalists: Sequence[Finalist], front: Sequence[TrialSpec], ti
             figure(live.speedup, digits=2),
             f"{100 * live.match.value:.1f}",
             str(live.match.n),
+            f"{live.prefill_ms.value:.1f}",
+            "-" if live.memory_bytes is None else f"{live.memory_bytes / 2**20:.1f}",
         )
     return table
 

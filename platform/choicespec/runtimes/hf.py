@@ -24,6 +24,7 @@ from choicespec.runtimes.checkpoints import identify, input_embedding, locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
 from choicespec.runtimes.hf_target import layers_refusal, read_config, target_refusal
 from choicespec.runtimes.hf_tokenizer import HfTokenizer, read_eos_ids
+from choicespec.runtimes.memory import held_bytes
 from choicespec.runtimes.pair_parts import drafter_refusal, open_drafter, scorer_refusal
 from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
@@ -203,6 +204,13 @@ class HfRuntime:
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """The loop is choicespec's own."""
         return {}
+
+    def memory_bytes(self, method: MethodSpec) -> int | None:
+        """See ``Runtime.memory_bytes``; what transformers' own loop holds is not known."""
+        if isinstance(method, TransformersGenerate):
+            return None
+        self.load()
+        return held_bytes((self._target, self._proposers.of(method)), apart=(self, self.tokenizer))
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""
