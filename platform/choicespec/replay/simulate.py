@@ -3,8 +3,8 @@
 Many methods are walked at once, a lane a method and request. A step of a lane looks up what is drafted at its position,
 decides how much of that is verified as the live method does, and jumps to the position after what is kept.
 
-Shapes: S methods, R requests, X lanes (a method on a request), P positions, N places (the positions of every method, one
-after the other), K tokens of the longest draft.
+Shapes: S methods, R requests, X lanes (a method on a request), P positions, N places (of every method, end to end), K
+tokens of the longest draft.
 """
 
 from collections.abc import Iterable, Sequence
