@@ -152,14 +152,14 @@ def _measure(
 ) -> list[Failure]:
     with ray_session():
         grid = Grid(
-            on_result=keep,
             on_progress=ProgressLines(),
             on_notice=lambda line: say(line, "yellow"),
             max_workers=args.workers,
             placement_timeout_s=args.placement_timeout_s,
             can_grow=on_cluster(),
         )
-        return grid.run(trials)
+        with grid:
+            return grid.run(trials, keep)
 
 
 def _promote(experiment: ExperimentSpec, results: ResultsFolder) -> None:
