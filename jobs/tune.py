@@ -32,7 +32,7 @@ from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.runtime import check_supported
 from choicespec.serving.champion import promote_best
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
-from choicespec.spec.method import Choice, MethodSpec
+from choicespec.spec.method import Choice, MethodSpec, drafters_of
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.search import SearchSpec, Value
 from choicespec.tasks.prompts import open_task
@@ -157,8 +157,9 @@ class Search:
         if self._recorded is None:
             return None
         task = self._experiment.tasks[self._task]
-        record_task(self._recorded, task)
-        record_costs(self._recorded, task)
+        drafters = list(dict.fromkeys(n for start in self._starts.values() for n in drafters_of(start.method)))
+        record_task(self._recorded, task, drafters)
+        record_costs(self._recorded, task, drafters)
         return Replay(self._recorded.drafts(task), self._recorded.costs())
 
     def _sweep(self, replay: Replay) -> list[Tried]:

@@ -44,7 +44,7 @@ class Judge:
         method = trial.method
         ms = 30.0 if isinstance(method, Ngram) else 10.0 + abs(getattr(method, "block_length", 0) - 11)
         one = np.ones(1, np.int64)
-        return Replayed(one, one, one, one, np.array([ms]), np.zeros(1), np.zeros(1))
+        return Replayed(one, one, one, one, np.array([ms]), *(np.zeros(1),) * 3)
 
 
 def swept(seed: int, settings: int = 250) -> list[Tried]:
@@ -98,7 +98,7 @@ def test_values_that_exclude_each_other_are_said_to_be_no_method() -> None:
 
 
 def tried(space: str, rate: float, steps: int, name: str = "") -> Tried:
-    return Tried(space, name, rate, 1.0, steps, 10, 100.0 / rate, 0.0, 0.0)
+    return Tried(space, name, rate, 1.0, steps, 10, 100.0 / rate, 0.0, 0.0, 0.0)
 
 
 def test_finalists_are_the_best_of_each_space_then_the_best_of_all() -> None:

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.drafters.choice import REMEMBERED
 from choicespec.measuring.cost import Costs, ProposerCost
+from choicespec.replay.beside import Beside
 from choicespec.replay.drafts import RecordedDrafts
 from choicespec.replay.ranking import Drafts
-from choicespec.spec.method import Choice, MethodSpec, Ngram, uses_scorer
+from choicespec.spec.method import Choice, Draft, MethodSpec, Ngram, uses_scorer
 
 _AT_ONCE = 64  # methods: a few tens of megabytes of drafts
 
@@ -32,6 +33,7 @@ class Replayed(NamedTuple):
         verify_ms: (R,) predicted: verification, and the rest of a step.
         search_ms: (R,) predicted: look-ups and candidate sets.
         score_ms: (R,) predicted: the scorer.
+        draft_ms: (R,) predicted: drafters.
     """
 
     steps: NDArray[np.int64]
@@ -41,6 +43,7 @@ class Replayed(NamedTuple):
     verify_ms: NDArray[np.float64]
     search_ms: NDArray[np.float64]
     score_ms: NDArray[np.float64]
+    draft_ms: NDArray[np.float64]
 
     def first(self, count: int) -> "Replayed":
         """The same of the first requests only."""
@@ -49,7 +52,7 @@ class Replayed(NamedTuple):
     @property
     def decode_ms(self) -> NDArray[np.float64]:
         """(R,) predicted."""
-        return self.verify_ms + self.search_ms + self.score_ms
+        return self.verify_ms + self.search_ms + self.score_ms + self.draft_ms
 
     @property
     def tokens_per_s(self) -> float:
@@ -84,12 +87,14 @@ class Replay:
         """Replay methods.
 
         Raises:
-            RecordingError: a method drafts what is not recorded.
+            RecordingError: a method drafts what is not recorded, or what that costs was not measured.
         """
         distinct = list(dict.fromkeys(methods))
-        found: dict[MethodSpec, Replayed] = {}
+        found: dict[MethodSpec, Replayed] = {
+            method: self._beside(method) for method in distinct if isinstance(method, Choice) and method.drafters
+        }
         for by_cost in (False, True):
-            alike = [method for method in distinct if _decides_by_cost(method) == by_cost]
+            alike = [method for method in distinct if method not in found and _decides_by_cost(method) == by_cost]
             for start in range(0, len(alike), _AT_ONCE):
                 some = alike[start : start + _AT_ONCE]
                 found |= zip(some, self._walk(some, by_cost), strict=True)
@@ -122,6 +127,21 @@ class Replay:
         columns = [counts.reshape(shape) for counts in (steps_X, proposed_X, taken_X, verify_X)]
         return [self._summed(method, *row) for method, row in zip(methods, zip(*columns, strict=True), strict=True)]
 
+    def _beside(self, method: Choice) -> Replayed:
+        requests = Beside(method, self.drafts, self.costs).walk()
+        sums = [
+            (
+                len(steps),
+                sum(step.proposed for step in steps),
+                sum(step.accepted for step in steps),
+                sum(float(self._ms_PK[step.position, step.proposed]) for step in steps),
+                sum(step.drafting_ms for step in steps),
+            )
+            for steps in requests
+        ]
+        steps_R, proposed_R, accepted_R, verify_ms_R, draft_ms_R = map(np.array, zip(*sums, strict=True))
+        return self._summed(method, steps_R, proposed_R, accepted_R, verify_ms_R)._replace(draft_ms=draft_ms_R)
+
     def _summed(
         self,
         method: MethodSpec,
@@ -130,14 +150,16 @@ class Replay:
         accepted_R: NDArray[np.int64],
         verify_ms_R: NDArray[np.float64],
     ) -> Replayed:
-        search, score = None, None
+        search, score, draft = None, None, None
         if isinstance(method, Ngram):
             search = self.costs.ngram
         elif isinstance(method, Choice):
             search = self.costs.candidates
             score = self.costs.scorer if uses_scorer(method) else None
+        elif isinstance(method, Draft):
+            draft = self.costs.drafter(method)
         tokens_R = self._ends_R - self._starts_R
-        times = (verify_ms_R, _proposer_ms(search, steps_R), _proposer_ms(score, steps_R))
+        times = (verify_ms_R, *(_proposer_ms(cost, steps_R) for cost in (search, score, draft)))
         return Replayed(steps_R, proposed_R, accepted_R, tokens_R, *times)
 
 

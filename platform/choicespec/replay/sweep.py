@@ -23,7 +23,7 @@ class Tried(NamedTuple):
         changes: JSON of the values at dotted paths.
         tokens_per_s: predicted decode rate.
         accepted_per_step: as the live loop's.
-        steps, proposed, verify_ms, search_ms, score_ms: sums over the requests.
+        steps, proposed, verify_ms, search_ms, score_ms, draft_ms: sums over the requests.
     """
 
     space: str
@@ -35,6 +35,7 @@ class Tried(NamedTuple):
     verify_ms: float
     search_ms: float
     score_ms: float
+    draft_ms: float
 
 
 Evaluate = Callable[[Sequence[TrialSpec]], list[Replayed]]
@@ -128,7 +129,7 @@ def _value(text: str) -> Value:
 
 def _tried(setting: Setting, found: Replayed) -> Tried:
     sums = (int(found.steps.sum()), int(found.proposed.sum()))
-    times = (float(ms.sum()) for ms in (found.verify_ms, found.search_ms, found.score_ms))
+    times = (float(ms.sum()) for ms in (found.verify_ms, found.search_ms, found.score_ms, found.draft_ms))
     changes = json.dumps(setting.changes, sort_keys=True)
     return Tried(setting.space, changes, found.tokens_per_s, found.accepted_per_step, *sums, *times)
 
