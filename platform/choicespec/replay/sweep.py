@@ -1,7 +1,7 @@
 """The wide stage of a search: thousands of settings, proposed by Optuna and judged by replay, by the hundred."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import optuna
@@ -38,6 +38,14 @@ class Tried(NamedTuple):
     draft_ms: float
 
 
+class Batch(NamedTuple):
+    """What a shard reports of some of its settings: JSON of their rows."""
+
+    shard: int
+    number: int
+    rows: str
+
+
 Evaluate = Callable[[Sequence[TrialSpec]], list[Replayed]]
 
 
@@ -63,6 +71,13 @@ def sweep(experiment: ExperimentSpec, task: str, evaluate: Evaluate, settings: i
         for one in asked:
             proposals.tell(one, known[one.trial].tokens_per_s if one.trial is not None else None)
         yield [_tried(one, known[one.trial]) for one in valid if one.trial is not None]
+
+
+def merged(reported: Iterable[Batch]) -> list[Tried]:
+    """All that was tried, by shard and batch, each once: a shard that a killed driver left in flight runs again, and
+    reports its batches again."""
+    batches = {(batch.shard, batch.number): batch.rows for batch in reported}
+    return [Tried(*row) for key in sorted(batches) for row in json.loads(batches[key])]
 
 
 class Setting(NamedTuple):
