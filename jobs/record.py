@@ -21,8 +21,9 @@ from choicespec.replay.simulate import Replay
 from choicespec.reports.charts import cost_chart
 from choicespec.reports.replay_tables import cost_table, replay_table
 from choicespec.runtimes.checkpoints import check_checkpoint
+from choicespec.runtimes.pair_parts import drafter_refusal
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
-from choicespec.spec.method import Autoregressive, Choice, TransformersGenerate, drafters_of, is_oracle
+from choicespec.spec.method import Autoregressive, Choice, Draft, TransformersGenerate, drafters_of, is_oracle
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.task import TaskSpec
@@ -65,7 +66,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Recordable(NamedTuple):
-    """A pair with the tasks that it is measured or searched on, and the drafters that its methods call."""
+    """A pair with the tasks that it is measured or searched on, and the drafters that its methods call and that run."""
 
     pair: RecordedPair
     tasks: list[TaskSpec]
@@ -92,7 +93,9 @@ def recordable(experiment: ExperimentSpec) -> Iterator[Recordable]:
             folder = home() / "results" / experiment.name / "recordings"
             found[pair, runtime] = Recordable(RecordedPair(folder, runtime, pair), [], [])
         _, tasks, drafters = found[pair, runtime]
-        drafters += [name for name in drafters_of(method) if name not in drafters]
+        for name in drafters_of(method):
+            if name not in drafters and drafter_refusal(pair, Draft(drafter=name)) is None:
+                drafters.append(name)
         if task not in tasks:
             open_task(task).check()
             tasks.append(task)
@@ -121,8 +124,8 @@ def record_task(pair: RecordedPair, task: TaskSpec, drafters: Sequence[str]) -> 
 
 
 def record_costs(pair: RecordedPair, task: TaskSpec, drafters: Sequence[str], again: bool = False) -> None:
-    """Measure the pair's costs where they are missing; Ray is connected."""
-    if again or not pair.costs_file.exists():
+    """Measure the pair's costs where they, or a drafter's, are missing; Ray is connected."""
+    if again or not pair.costs_file.exists() or not set(drafters) <= set(pair.costs().drafters):
         say(f"what a step costs: {pair.pair.label}")
         length = min(pair.scorer.block_length, Choice().block_length) if pair.scorer is not None else None
         longest = [pair.longest_draft(name) for name in drafters]
