@@ -10,7 +10,7 @@ from choicespec.measuring.cost import DrafterCost, ProposerCost
 from choicespec.measuring.measure import TrialResult, measure
 from choicespec.recordings import RecordingManifest, pack
 from choicespec.records import Proposal, Request
-from choicespec.replay.drafted import Drafted, drafted_of
+from choicespec.replay.drafted import Drafted, drafted_of, shortened
 from choicespec.replay.recorded import RecordedPair
 from choicespec.replay.simulate import Replay
 from choicespec.runtimes.hf import HfRuntime
@@ -112,8 +112,9 @@ def differing(compared: Compared, drafted: dict[str, Drafted]) -> int:
     proposals = compared.pair.propose(compared.task)
     ids = [request.request_id for request, *_ in compared.pair.recording(compared.task).read()]
     starts = dict(zip(ids, [0, *proposals.ends.tolist()], strict=False))
+    recorded = {name: one.proposals(name) for name, one in drafted.items()}
     return sum(
-        drafted[said.source].proposal(starts[request.request_id] + count - 1, len(said.token_ids), "").token_ids
+        shortened(recorded[said.source][starts[request.request_id] + count - 1], len(said.token_ids)).token_ids
         != said.token_ids
         for request, count, said in compared.noted
         if said.token_ids

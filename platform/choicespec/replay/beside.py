@@ -6,16 +6,15 @@ average; live, each call's own time decides, so that steps may differ there.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from choicespec.decoding.verification import count_accepted
 from choicespec.drafters.registry import gates_of, payoff_of
 from choicespec.drafters.union import CalledDrafter, Payoff, improve
 from choicespec.measuring.cost import Costs, ProposerCost
 from choicespec.records import Proposal, Request
-from choicespec.replay.drafted import Drafted
+from choicespec.replay.drafted import Drafted, shortened
 from choicespec.replay.drafts import RecordedDrafts
-from choicespec.replay.ranking import Drafts
 from choicespec.spec.method import Choice
 
 
@@ -42,7 +41,7 @@ class _RecordedDrafter:
     """Drafts what was recorded at its place in the recording, in the time that was measured."""
 
     def __init__(self, name: str, drafted: Drafted, cost: ProposerCost, clock: _Clock) -> None:
-        self._name, self._drafted, self._cost, self._clock = name, drafted, cost, clock
+        self._drafts, self._cost, self._clock = drafted.proposals(name), cost, clock
         self.start = 0  # of the request
         self._first = True
 
@@ -52,10 +51,28 @@ class _RecordedDrafter:
     def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
         self._clock.now_s += (self._cost.first_ms if self._first else self._cost.step_ms) / 1e3
         self._first = False
-        return self._drafted.proposal(self.start + len(token_ids) - 1, limit, self._name)
+        return shortened(self._drafts[self.start + len(token_ids) - 1], limit)
 
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:
         """Nothing to learn."""
+
+
+class _Lists(NamedTuple):
+    """Of each position: see ``Proposals`` and, of the best candidate, ``Drafts``; arrays are slow number by number."""
+
+    limits: list[int]
+    anchors: list[int]
+    following: list[list[int]]
+    lengths: list[int]
+    accepted: list[int]
+    survival: list[list[float]]
+
+    @classmethod
+    def of(cls, drafts: RecordedDrafts, method: Choice) -> Self:
+        proposals = drafts.proposals
+        best = drafts.of(method.model_copy(update={"drafters": (), "gate": None}))
+        arrays = (proposals.limits, proposals.anchors, proposals.following, best.lengths, best.accepted, best.survival)
+        return cls(*(array.tolist() for array in arrays))
 
 
 class Beside:
@@ -91,13 +108,12 @@ class Beside:
 
     def _walk(self, drafts: RecordedDrafts) -> list[list[Taken]]:
         ends = drafts.proposals.ends.tolist()
-        best = drafts.of(self._method.model_copy(update={"drafters": (), "gate": None}))
-        return [self._request(drafts, best, start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        lists = _Lists.of(drafts, self._method)
+        return [self._request(lists, start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
-    def _request(self, drafts: RecordedDrafts, best: Drafts, start: int, end: int) -> list[Taken]:
+    def _request(self, lists: "_Lists", start: int, end: int) -> list[Taken]:
         """Positions count from the request's start as tokens of its output do, for it has no prompt here."""
-        proposals = drafts.proposals
-        output_ids = [*proposals.anchors[start:end].tolist(), *proposals.following[end - 1 : end, 0].tolist()]
+        output_ids = [*lists.anchors[start:end], *(token_ids[0] for token_ids in lists.following[start:end][-1:])]
         request = Request("", (), len(output_ids))
         self._payoff.begin()
         for recorded, called in zip(self._recorded, self._called, strict=True):
@@ -106,21 +122,20 @@ class Beside:
         steps: list[Taken] = []
         position = start
         while position < end:
-            steps.append(self._step(drafts, best, position, output_ids[: position - start + 1]))
+            steps.append(self._step(lists, position, output_ids[: position - start + 1]))
             position += steps[-1].accepted + 1
         for called in self._called:
             called.finish(request, output_ids)
         return steps
 
-    def _step(self, drafts: RecordedDrafts, best: Drafts, position: int, token_ids: Sequence[int]) -> Taken:
-        survival = best.survival[position, : best.lengths[position]].tolist()
+    def _step(self, lists: "_Lists", position: int, token_ids: Sequence[int]) -> Taken:
+        survival = lists.survival[position][: lists.lengths[position]]
         chosen, drafting_ms = self._payoff.weigh((), "", survival), 0.0
-        limit = min(int(drafts.proposals.limits[position]), self._method.block_length)
+        limit = min(lists.limits[position], self._method.block_length)
         if limit > 0:
             chosen, drafting_ms = improve(chosen, self._called, token_ids, limit)
         self._payoff.take(chosen, drafting_ms)
-        accepted = int(best.accepted[position])
+        accepted = lists.accepted[position]
         if chosen.source:
-            following = drafts.proposals.following[position].tolist()
-            accepted = count_accepted(chosen.token_ids, following)
+            accepted = count_accepted(chosen.token_ids, lists.following[position])
         return Taken(position, chosen.length, min(chosen.length, accepted), drafting_ms)

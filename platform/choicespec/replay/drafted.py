@@ -33,12 +33,14 @@ class Drafted(NamedTuple):
     token_ids: NDArray[np.int32]
     probabilities: NDArray[np.float64]
 
-    def proposal(self, position: int, limit: int, source: str) -> Proposal:
-        """The draft of a drafter that is asked for at most ``limit`` tokens."""
-        count = min(limit, int(np.count_nonzero(self.token_ids[position] != _NO_TOKEN)))
-        probabilities = self.probabilities[position, :count].tolist()
-        known = not any(map(np.isnan, probabilities))
-        return Proposal(tuple(self.token_ids[position, :count].tolist()), source, tuple(probabilities) if known else ())
+    def proposals(self, source: str) -> list[Proposal]:
+        """The longest draft of each position."""
+        ids, probabilities = self.token_ids.tolist(), self.probabilities.tolist()
+        sure = not np.isnan(self.probabilities[self.token_ids != _NO_TOKEN]).any()
+        return [
+            Proposal(tuple(tokens[:count]), source, tuple(own[:count]) if sure else ())
+            for tokens, own, count in zip(ids, probabilities, self.lengths.tolist(), strict=True)
+        ]
 
     def accepted(self, following_PK: NDArray[np.int32]) -> NDArray[np.int16]:
         """(P,) tokens of each draft that the target goes on to say."""
@@ -53,6 +55,11 @@ class Drafted(NamedTuple):
         """(P,) tokens of each draft."""
         found: NDArray[np.int16] = (self.token_ids != _NO_TOKEN).sum(axis=1).astype(np.int16)
         return found
+
+
+def shortened(draft: Proposal, limit: int) -> Proposal:
+    """The draft of the same drafter where it is asked for fewer tokens."""
+    return draft._replace(token_ids=draft.token_ids[:limit], probabilities=draft.probabilities[:limit])
 
 
 def drafted_of(drafts: Iterable[Proposal], longest: int) -> Drafted:
