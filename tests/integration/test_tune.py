@@ -40,7 +40,7 @@ class Tuned(NamedTuple):
     """What the jobs printed, and where they keep things.
 
     Attributes:
-        kept: what there was when drivers of the search were killed, and when it was written.
+        kept: what there was when the search's first driver was killed, and when it was written.
     """
 
     home: Path
@@ -54,7 +54,7 @@ class Tuned(NamedTuple):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where results and the MLflow database lie; jobs join a cluster of one node."""
-    with job_home(tmp_path_factory.mktemp("home")) as folder:
+    with job_home(tmp_path_factory.mktemp("home"), cpus=1) as folder:  # so that shards share a process
         yield folder
 
 
@@ -89,12 +89,10 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def tuned(home: Path, content: dict[str, Any]) -> Tuned:
-    """A search whose driver is killed twice, then the other jobs on what it has recorded."""
+    """A search whose driver is killed once it has replayed, then the other jobs on what it has recorded."""
     path = home / f"{NAME}.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    results = home / "results" / NAME
-    kept = kill_tune(path, results, "search/*/sweep.parquet")
-    kept |= kill_tune(path, results, "search/*/live/*/measurement.json")
+    kept = kill_tune(path, home / "results" / NAME, "search/*/sweep.parquet")
     tuned = run(tune, str(path))
     return Tuned(home, str(path), kept, run(record, str(path)), run(bench, str(path), "--replay"), tuned)
 
@@ -204,10 +202,8 @@ def test_the_search_is_in_mlflow(tuned: Tuned) -> None:
 
 
 def test_a_killed_driver_goes_on(tuned: Tuned) -> None:
-    """Fails if what had been recorded, replayed or measured when a driver was killed is lost, or done again."""
-    results = tuned.home / "results" / NAME
-    for pattern in FINISHED:
-        assert set(finished(results, pattern)) & set(tuned.kept), f"nothing of {pattern} was there in time"
+    """Fails if what had been recorded or replayed when the driver was killed is lost, or done again."""
+    assert {file.name for file in tuned.kept} >= {"chunk-00000.safetensors", "proposals.safetensors", "sweep.parquet"}
     assert {file: file.stat().st_mtime_ns for file in tuned.kept} == tuned.kept
 
 
@@ -240,7 +236,8 @@ def test_run_again_nothing_is_done_again_but_the_winner_is_promoted(tuned: Tuned
 
 
 def test_a_runtime_that_is_not_recorded_is_searched_live(tuned: Tuned, content: dict[str, Any], tmp_path: Path) -> None:
-    """Fails if a search needs a recording that cannot be made, or repeats one setting."""
+    """Fails if a search needs a recording that cannot be made, or repeats one setting; or if the next driver measures
+    again what one that was killed had measured."""
     code = {**content["tasks"]["searched"], "limit": 2, "context_tokens": 200}
     changed = {
         **content,
@@ -250,8 +247,12 @@ def test_a_runtime_that_is_not_recorded_is_searched_live(tuned: Tuned, content: 
     }
     path = tmp_path / "alone.yaml"
     path.write_text(yaml.safe_dump(changed), encoding="utf-8")
+    results = tuned.home / "results" / "alone"
+    kept = kill_tune(path, results, "search/*/live/*/measurement.json")
+    assert kept
     printed = run(tune, str(path))
-    [folder] = (tuned.home / "results" / "alone" / "search").iterdir()
+    [folder] = (results / "search").iterdir()
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept
     assert len(measurements(folder / "live")) == LIVE
     assert "the winner on the held-out prompts" in printed
     assert run(record, str(path), status=2).count("no runtime of kind hf, whose loop can be recorded") == 1

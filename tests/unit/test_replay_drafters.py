@@ -13,7 +13,7 @@ from choicespec.drafters import registry
 from choicespec.drafters.registry import Proposers, TargetSide
 from choicespec.drafters.union import CalledDrafter
 from choicespec.errors import RecordingError
-from choicespec.measuring.cost import Costs, DrafterCost, ProposerCost
+from choicespec.measuring.cost import Costs, DrafterCost, ProposerCost, measure_costs
 from choicespec.measuring.measure import TrialResult, warm_up
 from choicespec.recordings import RecordingManifest
 from choicespec.records import Document, Proposal, Request, TargetIdentity
@@ -180,6 +180,17 @@ def test_a_cost_lies_between_those_timed() -> None:
     low, high = ProposerCost(first_ms=2.0, step_ms=1.0), ProposerCost(first_ms=9.0, step_ms=8.0)
     cost = DrafterCost(tokens=(1, 8), ms=(low, high))
     assert [cost.of(tokens).step_ms for tokens in (1, 4, 8)] == pytest.approx([1.0, 4.0, 8.0])
+
+
+def test_drafters_are_timed_on_their_worker() -> None:
+    """Fails if a drafter's cost is another proposer's, or is known at one k only."""
+    costs = measure_costs(
+        DraftingRuntime(SPEC, PAIR), REQUESTS, 1, None, [Draft(drafter="sure", num_draft_tokens=LONGEST)]
+    )
+    assert set(costs.drafters) == {"sure"}
+    assert costs.drafters["sure"].tokens == (1, LONGEST)
+    assert all(cost.step_ms > 0 for cost in costs.drafters["sure"].ms)
+    assert costs.scorer is None
 
 
 def test_kept_drafts_are_those_of_their_drafter(drafted: dict[str, Drafted], tmp_path: Path) -> None:
