@@ -13,22 +13,19 @@ from choicespec.errors import ChoiceSpecError, TrackingError
 from choicespec.measuring.measure import TrialResult
 from choicespec.records import Measurement
 from choicespec.reports.agreement import agreement_table, agreements
-from choicespec.reports.scorer_table import scorer_table
 from choicespec.reports.tables import divergence_table, result_table
 from choicespec.results import ResultsFolder
 from choicespec.runtimes.checkpoints import check_checkpoint
-from choicespec.runtimes.pair_parts import scorer_of
 from choicespec.runtimes.runtime import check_supported
-from choicespec.serving.champion import promote_best
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
 from choicespec.spec.method import uses_scorer
+from choicespec.spec.pair import PairSpec
 from choicespec.spec.resources import bundle
 from choicespec.tasks.prompts import open_task
 from choicespec.tracking import ChampionRegistry, ExperimentRun, tracking_uri
 from rich.markup import escape
 from rich.table import Table
 
-from jobs.record import replay
 from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say
 
 _MOST_LISTED = 5
@@ -45,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.dry_run:
             return _dry_run(experiment, results)
         if args.replay:
+            from jobs.record import replay  # with torch; whoever does not replay need not wait for it
+
             return replay(experiment, args.costs)
         status = _log_only(experiment, results) if args.log_only else _bench(experiment, results, args)
         if args.promote:
@@ -154,17 +153,19 @@ def _measure(
 ) -> list[Failure]:
     with ray_session():
         grid = Grid(
-            on_result=keep,
             on_progress=ProgressLines(),
             on_notice=lambda line: say(line, "yellow"),
             max_workers=args.workers,
             placement_timeout_s=args.placement_timeout_s,
             can_grow=on_cluster(),
         )
-        return grid.run(trials)
+        with grid:
+            return grid.run(trials, keep)
 
 
 def _promote(experiment: ExperimentSpec, results: ResultsFolder) -> None:
+    from choicespec.serving.champion import promote_best  # with torch, too
+
     for line in promote_best(ChampionRegistry(tracking_uri(home())), results.find_all(experiment.trials())):
         say(line)
 
@@ -180,12 +181,7 @@ def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequen
     if agreed is not None:
         console.print(agreed)
     for pair in dict.fromkeys(trial.pair for trial, _ in rows if uses_scorer(trial.method)):
-        try:
-            manifest = scorer_of(pair)
-        except ChoiceSpecError as error:  # it was there when these rows were measured
-            say(str(error), "yellow")
-            continue
-        console.print(scorer_table(manifest.held_out, manifest.target.num_layers, "the scorer, as it was saved"))
+        _report_scorer(pair)
     omitted = list(dict.fromkeys(prompt for _, found in rows for prompt in found.omitted))
     if omitted:
         some = "\n  ".join(omitted[:_MOST_LISTED])
@@ -195,6 +191,18 @@ def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequen
     for failure in failures:
         say(f"no result: {failure.trial.label}: {failure.reason}", "red")
     console.print(f"kept in {results.folder}; see the runs with: make ui", markup=False)
+
+
+def _report_scorer(pair: PairSpec) -> None:
+    from choicespec.reports.scorer_table import scorer_table  # with torch, too
+    from choicespec.runtimes.pair_parts import scorer_of
+
+    try:
+        manifest = scorer_of(pair)
+    except ChoiceSpecError as error:  # it was there when these rows were measured
+        say(str(error), "yellow")
+        return
+    console.print(scorer_table(manifest.held_out, manifest.target.num_layers, "the scorer, as it was saved"))
 
 
 class _Log:

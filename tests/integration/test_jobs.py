@@ -23,7 +23,7 @@ from jobs.bench import main
 from jobs.terminal import HOME_VARIABLE
 
 ROOT = Path(__file__).parents[2]
-_LONG = 200  # prompts that take seconds, so that a driver can be killed among them
+_LONG = 100  # prompts that take seconds, so that a driver can be killed among them
 
 
 @pytest.fixture(scope="module")

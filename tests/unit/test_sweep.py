@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from choicespec.replay.simulate import Replayed
-from choicespec.replay.sweep import Settings, Tried, finalists, sweep
+from choicespec.replay.sweep import Batch, Settings, Tried, finalists, merged, sweep
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec
 from choicespec.spec.method import Choice, Ngram
 from unit.searches import parsed
@@ -46,7 +46,7 @@ class Judge:
         method = trial.method
         ms = 30.0 if isinstance(method, Ngram) else 10.0 + abs(getattr(method, "block_length", 0) - 11)
         one = np.ones(1, np.int64)
-        return Replayed(one, one, one, one, np.array([ms]), np.zeros(1), np.zeros(1))
+        return Replayed(one, one, one, one, np.array([ms]), *(np.zeros(1),) * 3)
 
 
 def swept(seed: int, settings: int) -> list[Tried]:
@@ -104,7 +104,16 @@ def test_values_that_exclude_each_other_are_said_to_be_no_method() -> None:
 
 
 def tried(space: str, rate: float, steps: int, name: str = "") -> Tried:
-    return Tried(space, name, rate, 1.0, steps, 10, 100.0 / rate, 0.0, 0.0)
+    return Tried(space, name, rate, 1.0, steps, 10, 100.0 / rate, 0.0, 0.0, 0.0)
+
+
+def test_a_batch_that_is_reported_again_counts_once() -> None:
+    """Fails if a shard that was in flight when the driver was killed doubles its settings, or shards come in the order
+    in which they ended."""
+    rows = {key: json.dumps([tried("a", 1.0 + sum(key), 1)]) for key in ((0, 0), (0, 1), (1, 0))}
+    reported = [Batch(*key, rows[key]) for key in ((1, 0), (0, 0), (0, 0), (0, 1))]
+    assert [one.tokens_per_s for one in merged(reported)] == [1.0, 2.0, 2.0]
+    assert all(isinstance(one, Tried) for one in merged(reported))
 
 
 def test_finalists_are_the_best_of_each_space_then_the_best_of_all() -> None:

@@ -15,6 +15,7 @@ from choicespec.runtimes.gguf_header import GgufHeader, read_header
 from choicespec.runtimes.llamacpp_methods import RUNTIME, speculation_flags
 from choicespec.runtimes.llamacpp_process import LlamaCppServer
 from choicespec.runtimes.llamacpp_server import PACKAGE
+from choicespec.runtimes.memory import peak_resident_bytes
 from choicespec.spec.method import Autoregressive, Draft, MethodSpec, Ngram
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import LlamaCppRuntimeSpec
@@ -138,6 +139,10 @@ class LlamaCppRuntime:
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """The flags of the method's server."""
         return {"flags": " ".join([*self._common_flags(), *speculation_flags(self._pair, method)])}
+
+    def memory_bytes(self, method: MethodSpec) -> int | None:
+        """See ``Runtime.memory_bytes``; what lies on GPUs is not known."""
+        return None if self._pair.gpus else peak_resident_bytes(self._server(method).process_id)
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""
