@@ -21,6 +21,8 @@ from choicespec.decoding.step_cost import StepCosts
 from choicespec.errors import ChoiceSpecError, SpecError, TrackingError
 from choicespec.measuring.race import rate_ratio
 from choicespec.records import Measurement
+from choicespec.replay.predicted import FILE as PREDICTED
+from choicespec.replay.predicted import Predicted, keep_predicted
 from choicespec.replay.recorded import RecordedPair
 from choicespec.replay.simulate import Replay, Replayed
 from choicespec.replay.sweep import Settings, Tried, finalists
@@ -122,6 +124,7 @@ class Search:
         ]
         # who ended early was surely slower, whatever the rate on the few prompts before
         ranked = sorted(found, key=lambda one: (-one.measured.match.n, -self._worth(one.measured)))
+        keep_predicted(self._folder, [Predicted.of(one.trial, one.predicted) for one in found if one.predicted])
         front = self._front(found)
         console.print(finalist_table(ranked, front, f"{self._experiment.name}, {self._task}: live"))
         eligible = [one for one in ranked if one.measured.match.value >= self._spec.least_match]
@@ -268,7 +271,8 @@ class Search:
 
     def _log(self, live: Sequence[tuple[TrialSpec, ResultsFolder]], margins: Sequence[Margin]) -> None:
         """MLflow where it can be used; the folder has everything."""
-        files = [path for path in (self._folder / "sweep.parquet", self._folder / "sweep.png") if path.exists()]
+        names = ("sweep.parquet", "sweep.png", PREDICTED)
+        files = [path for path in (self._folder / name for name in names) if path.exists()]
         figures = {
             f"{self._task}.winner_over.{_metric_name(margin.over)}{suffix}": value
             for margin in margins
@@ -279,7 +283,7 @@ class Search:
             for trial, results in live:
                 measured = results.find(trial)
                 if measured is not None:
-                    run.log(trial, measured, results.path(trial))
+                    run.log(trial, measured, results.path(trial), stage=results.folder.name)
             run.log_files(files, f"search/{self._task}")
             run.log_figures(figures)
             run.finish([])

@@ -1,17 +1,18 @@
-"""Plots as inline SVG without a fixed width: places are in percent, sizes in pixels, so that text stays readable on a phone.
+"""Plots as inline SVG without a fixed width: places in percent, sizes in pixels, so that a phone can show their text.
 
 Colours are classes that the page's style gives a light and a dark value; every series has a shape or a dash besides.
 """
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import pairwise
 from math import ceil, floor, log10
 from typing import NamedTuple
 
 from choicespec.reports.markup import text
 from choicespec.reports.words import Label
 
-SERIES = 7  # colours
+SERIES = 8  # colours
 _SHAPES = (
     '<circle r="4.5"/>',
     '<path d="M-4.5-4.5h9v9h-9z"/>',
@@ -75,8 +76,13 @@ class Panel:
     def line(self, points: Sequence[tuple[float, float]], series: int, dashed: bool = False) -> None:
         """Through the points, in order."""
         style = f"line {colour(series)}" + (" dashed" if dashed else "")
-        for (x1, y1), (x2, y2) in zip(points, points[1:], strict=False):
+        for (x1, y1), (x2, y2) in pairwise(points):
             self._drawn.append(f'<line class="{style}" {self._place(x1, y1, "1")} {self._place(x2, y2, "2")}/>')
+
+    def reference(self, y: float) -> None:
+        """A value that others are compared with, across the plot."""
+        at = f"{100 - self._y.at(y):.2f}%"
+        self._drawn.append(f'<line class="reference" x1="0" x2="100%" y1="{at}" y2="{at}"/>')
 
     def mark(self, x: float, y: float, series: int, title: str, hollow: bool = False) -> None:
         """One point; the title is shown where it is pointed at."""
@@ -105,9 +111,9 @@ class Panel:
         """The plot with its axes."""
         x_label, y_label = self._labels
         grid = [
-            f'<line class="grid" x1="0" x2="100%" y1="{100 - self._y.at(tick):.2f}%" y2="{100 - self._y.at(tick):.2f}%"/>'
-            f'<text class="tick" x="-7" y="{100 - self._y.at(tick):.2f}%" dy=".32em" text-anchor="end">{tick:g}</text>'
-            for tick in self._y.ticks
+            f'<line class="grid" x1="0" x2="100%" y1="{at:.2f}%" y2="{at:.2f}%"/>'
+            f'<text class="tick" x="-7" y="{at:.2f}%" dy=".32em" text-anchor="end">{tick:g}</text>'
+            for tick, at in ((tick, 100 - self._y.at(tick)) for tick in self._y.ticks)
         ]
         marks = [
             f'<text class="tick" x="{self._x.at(tick):.2f}%" y="100%" dy="1.5em" text-anchor="middle">{tick:g}</text>'
@@ -146,18 +152,20 @@ def lanes(scale: Scale, rows: Sequence[Lane], label: Label, reference: float | N
         label: what the axis is of.
         reference: a value that is marked in every row.
     """
-    line = f'<line class="reference" x1="{scale.at(reference):.2f}%" x2="{scale.at(reference):.2f}%" y1="0" y2="100%"/>'
-    behind = line if reference is not None else ""
+    behind = ""
+    if reference is not None:
+        at = f"{scale.at(reference):.2f}%"
+        behind = f'<line class="reference" x1="{at}" x2="{at}" y1="0" y2="100%"/>'
     ticks = "".join(
         f'<text class="tick" x="{scale.at(tick):.2f}%" y="1.1em" text-anchor="middle">{tick:g}</text>'
         for tick in scale.ticks
     )
     body = "".join(
-        f'<div class="name">{text(row.name)}</div><svg class="lane">{behind}{row.drawn}</svg>'
-        f'<div class="value">{escape(row.value)}</div>'
+        f'<div class="name">{text(row.name)}</div><div class="value">{escape(row.value)}</div>'
+        f'<svg class="lane">{behind}{row.drawn}</svg>'
         for row in rows
     )
-    axis = f'<div class="name axis"></div><svg class="lane axis">{ticks}</svg><div class="value axis"></div>'
+    axis = f'<div class="name axis"></div><div class="value axis"></div><svg class="lane axis">{ticks}</svg>'
     return f'<div class="lanes">{body}{axis}<div class="axis-label below across">{text(label)}</div></div>'
 
 
@@ -184,14 +192,17 @@ def part(scale: Scale, low: float, high: float, series: int, title: str) -> str:
 def mark(x: str, y: str, series: int, title: str, hollow: bool = False) -> str:
     """A series' shape at a place."""
     style = f"mark {colour(series)}" + (" hollow" if hollow else "")
-    return f'<svg class="at" x="{x}" y="{y}"><g class="{style}">{_shape(series)}<title>{escape(title)}</title></g></svg>'
+    return (
+        f'<svg class="at" x="{x}" y="{y}"><g class="{style}">{_shape(series)}<title>{escape(title)}</title></g></svg>'
+    )
 
 
 def key(series: int, label: Label, area: bool = False) -> str:
     """A series in a legend."""
     drawn = '<rect x="-6" y="-6" width="12" height="12"/>' if area else _shape(series)
     kind = "area" if area else "mark"
-    return f'<span class="key"><svg class="symbol" viewBox="-8 -8 16 16"><g class="{kind} {colour(series)}">{drawn}</g></svg>{text(label)}</span>'
+    group = f'<g class="{kind} {colour(series)}">{drawn}</g>'
+    return f'<span class="key"><svg class="symbol" viewBox="-8 -8 16 16">{group}</svg>{text(label)}</span>'
 
 
 def colour(series: int) -> str:

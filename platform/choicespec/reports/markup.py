@@ -8,7 +8,7 @@ from choicespec.reports.words import LANGUAGES, Label, said
 
 
 class Sheet(NamedTuple):
-    """A plain table: of data behind a plot, or of the environment."""
+    """A plain table: of data behind a plot, or of the environment. What follows a line break in a cell is smaller."""
 
     head: tuple[Label, ...]
     rows: tuple[tuple[Label, ...], ...]
@@ -47,4 +47,11 @@ def code(command: str) -> str:
 
 
 def _row(cells: Sequence[Label], element: str) -> str:
-    return "<tr>" + "".join(f"<{element}>{text(cell)}</{element}>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<{element}>{_lines(cell)}</{element}>" for cell in cells) + "</tr>"
+
+
+def _lines(cell: Label) -> str:
+    if not isinstance(cell, str):
+        return text(cell)
+    first, *others = cell.split("\n")
+    return text(first) + "".join(f"<small>{text(line)}</small>" for line in others)

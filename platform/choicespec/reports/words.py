@@ -44,14 +44,16 @@ PUBLISHED_COUNT = Word("{measured} of {all} published rows measured", "公表 {a
 
 OWN_TABLE = Word("Measured here", "計測結果")
 OWN_NOTE = Word(
-    "In the form of the published table, for what it has no row of. Below each figure: its 95% interval; n is the number of prompts.",
+    "In the form of the published table, for what it has no row of. Below each figure: its 95% interval; n is the "
+    "number of prompts.",
     "公表値の表と同じ形式で、公表値に対応する行がないもの。各値の下は95%信頼区間、n はプロンプト数。",
 )
 PUBLISHED_TABLE = Word("Beside the published figures", "公表値との比較")
 PUBLISHED_NOTE = Word(
     "Every published row. Below a measured figure: its 95% interval, and measured less published. "
     "A rate depends on the machine; compare speed-up, accepted/step and match.",
-    "公表値の全行。計測値の下は95%信頼区間と、計測値と公表値の差。速度は計測環境に依存するため、高速化率、採択長、一致率で比較してください。",
+    "公表値の全行。計測値の下は95%信頼区間と、計測値と公表値の差。速度は計測環境に依存するため、高速化率、採択長、一"
+    "致率で比較してください。",
 )
 NOT_MEASURED = Word("not measured", "未計測")
 MEASURE_THEM = Word("Rows not measured here are made with", "未計測の行を計測するコマンド")
@@ -77,20 +79,20 @@ EXPERIMENT = Word("experiment", "実験")
 
 SCORER_TABLE = Word("The scorer", "スコアラー")
 SCORER_NOTE = Word(
-    "Candidates ranked by the prior, by the scorer, and by the oracle in brackets, on held-out prompts, over all positions. "
+    "Candidates ranked by the prior, by the scorer, and by the oracle in brackets, on held-out prompts, over all "
+    "positions. "
     "'Gap' is the share of the way from prior to oracle.",
-    "評価用プロンプトの全位置における、事前ランキング → スコアラー (オラクル) の成績。「差の解消率」は事前ランキングからオラクルまでの差のうち縮めた割合。",
+    "評価用プロンプトの全位置における、事前ランキング → スコアラー (オラクル) の成績。「差の解消率」は事前ランキング"
+    "からオラクルまでの差のうち縮めた割合。",
 )
-SCORER = Word("scorer", "スコアラー")
-CANDIDATES = Word("candidates", "候補集合")
 TOP1 = Word("top-1 %", "Top-1 (%)")
 ACCEPTED_ALL = Word("accepted, all positions", "採択長 (全位置)")
 ACCEPTED_PATH = Word("accepted, decode path", "採択長 (デコード経路)")
 GAP = Word("gap %", "差の解消率 (%)")
 PUBLISHED_TOP1 = Word("published top-1 %", "公表 Top-1 (%)")
 PUBLISHED_ACCEPTED = Word("published accepted", "公表 採択長")
-DIFFERENCE_TOP1 = Word("top-1 difference", "Top-1 の差")
-DIFFERENCE_ACCEPTED = Word("accepted difference", "採択長の差")
+PUBLISHED_ROW = Word("published row", "公表の行")
+MEASURED_ROW = Word("measured row", "計測の行")
 
 PLOTS = Word("Plots", "グラフ")
 NUMBERS = Word("The numbers", "数値")
@@ -121,7 +123,8 @@ STEPS = Word("steps", "ステップ数")
 NO_DRAFT = Word("no draft", "ドラフトなし")
 TIME_PLOT = Word("Where a step's time goes", "1ステップの時間の内訳")
 TIME_PLOT_NOTE = Word(
-    "Mean milliseconds of a step. A runtime that does not tell them apart has scoring inside proposing, and the rest inside verifying.",
+    "Mean milliseconds of a step. A runtime that does not tell them apart has scoring inside proposing, and the "
+    "rest inside verifying.",
     "1ステップの平均時間 (ミリ秒)。区別できないランタイムでは、スコアは提案に、その他は検証に含まれる。",
 )
 PROPOSE = Word("propose", "提案")
@@ -131,16 +134,19 @@ REST = Word("rest", "その他")
 MS_A_STEP = Word("ms a step", "ms/ステップ")
 CONTEXT_PLOT = Word("Speed-up against context", "コンテキスト長と高速化率")
 CONTEXT_PLOT_NOTE = Word(
-    "The same pair, runtime and task at several context lengths. Hollow and dashed: published; filled, with interval: measured.",
+    "The same pair, runtime and task at several context lengths. Hollow and dashed: published; filled, with "
+    "interval: measured.",
     "同じペア、ランタイム、タスクをコンテキスト長を変えて比較。白抜き破線は公表値、塗りつぶしは計測値と信頼区間。",
 )
 CONTEXT_TOKENS = Word("context, tokens", "コンテキスト長 (トークン)")
 TIMES = Word("times plain decoding", "通常デコード比 (倍)")
 COST_PLOT = Word("What a verification costs", "検証のコスト")
 COST_PLOT_NOTE = Word(
-    "Accepted tokens a step from which verifying so many tokens at once beats plain decoding, with the spread of the rounds. "
+    "Accepted tokens a step from which verifying so many tokens at once beats plain decoding, with the spread of the "
+    "rounds. "
     "On the dashed line every draft token would have to be accepted: beyond it nothing pays.",
-    "一度に検証するトークン数ごとの、通常デコードより速くなる採択長 (損益分岐) と計測のばらつき。破線は全トークン採択の上限で、それを超えると得にならない。",
+    "一度に検証するトークン数ごとの、通常デコードより速くなる採択長 (損益分岐) と計測のばらつき。破線は全トークン採"
+    "択の上限で、それを超えると得にならない。",
 )
 TOKENS_VERIFIED = Word("tokens verified at once", "一度に検証するトークン数")
 BREAK_EVEN = Word("accepted/step to break even", "損益分岐の採択長/ステップ")
@@ -149,8 +155,10 @@ CONTEXT_OF = Word("context {tokens}", "コンテキスト {tokens}")
 VERIFICATION_MS = Word("ms of a verification", "検証時間 (ms)")
 MARGIN_PLOT = Word("Match, and margins where outputs part", "一致率と最初の不一致のマージン")
 MARGIN_PLOT_NOTE = Word(
-    "A dot is an output that is not plain decoding's: the target's top-2 margin where the two part. A tiny margin is a numeric tie, a large one a bug.",
-    "点は通常デコードと一致しなかった出力。最初の不一致位置におけるターゲットの上位2ロジットの差。小さければ数値誤差、大きければ不具合。",
+    "A dot is an output that is not plain decoding's: the target's top-2 margin where the two part. A tiny margin "
+    "is a numeric tie, a large one a bug.",
+    "点は通常デコードと一致しなかった出力。最初の不一致位置におけるターゲットの上位2ロジットの差。小さければ数値誤差"
+    "、大きければ不具合。",
 )
 MARGIN = Word("top-2 margin (logits)", "上位2候補のロジット差")
 ALL_MATCH = Word(
@@ -159,7 +167,8 @@ ALL_MATCH = Word(
 )
 SWEEP_PLOT = Word("A search's Pareto front", "探索のパレートフロント")
 SWEEP_PLOT_NOTE = Word(
-    "Settings replayed on recorded outputs: the predicted rate against the work for it. On the line no setting is both faster and takes less work.",
+    "Settings replayed on recorded outputs: the predicted rate against the work for it. On the line no setting is "
+    "both faster and takes less work.",
     "記録した出力上で再生した設定。予測速度と、そのための計算量。線上の設定より速くかつ計算量の少ない設定はない。",
 )
 WORK = Word("tokens verified per token decoded", "出力1トークンあたりの検証トークン数")
@@ -178,7 +187,8 @@ MADE_WITH = Word("Made with", "計測環境")
 MADE_WITH_NOTE = Word(
     "Rates are ratios of sums over prompts; intervals are 95%, by bootstrap over prompts, Wilson's for match; "
     "plain decoding and methods ran interleaved on the same prompts; prefill is outside.",
-    "速度はプロンプト全体の合計の比。区間は95%で、プロンプト単位のブートストラップ (一致率は Wilson)。通常デコードと各手法は同じプロンプトで交互に実行し、プリフィルは含まない。",
+    "速度はプロンプト全体の合計の比。区間は95%で、プロンプト単位のブートストラップ (一致率は Wilson)。通常デコードと"
+    "各手法は同じプロンプトで交互に実行し、プリフィルは含まない。",
 )
 MACHINE = Word("machine", "マシン")
 DTYPE = Word("dtype", "dtype")
