@@ -85,11 +85,11 @@ SCORER_NOTE = Word(
     "評価用プロンプトの全位置における、事前ランキング → スコアラー (オラクル) の成績。「差の解消率」は事前ランキング"
     "からオラクルまでの差のうち縮めた割合。",
 )
-TOP1 = Word("top-1 %", "Top-1 (%)")
+TOP1 = Word("top-1 %", "Top-1 正解率 (%)")
 ACCEPTED_ALL = Word("accepted, all positions", "採択長 (全位置)")
 ACCEPTED_PATH = Word("accepted, decode path", "採択長 (デコード経路)")
 GAP = Word("gap %", "差の解消率 (%)")
-PUBLISHED_TOP1 = Word("published top-1 %", "公表 Top-1 (%)")
+PUBLISHED_TOP1 = Word("published top-1 %", "公表 Top-1 正解率 (%)")
 PUBLISHED_ACCEPTED = Word("published accepted", "公表 採択長")
 PUBLISHED_ROW = Word("published row", "公表の行")
 MEASURED_ROW = Word("measured row", "計測の行")
