@@ -41,11 +41,14 @@ _LIST = TypeAdapter(tuple[Predicted, ...])
 
 
 def keep_predicted(folder: Path, found: Sequence[Predicted]) -> None:
-    """Write them into a folder, in place of what it had."""
+    """Write them into a folder, in place of what it had; a file of the same is left alone."""
+    path, content = folder / FILE, _LIST.dump_json(tuple(found), indent=1)
+    if path.exists() and path.read_bytes() == content:
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    partial = (folder / FILE).with_suffix(".partial")
-    partial.write_bytes(_LIST.dump_json(tuple(found), indent=1))
-    os.replace(partial, folder / FILE)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
 
 
 def load_predicted(path: Path) -> tuple[Predicted, ...]:
