@@ -55,7 +55,7 @@ def context_plot(kept: Sequence[Kept]) -> Plot:
         )
         for point in points
     )
-    head = (words.TASK, words.METHOD, words.CONTEXT_TOKENS, "", words.SPEEDUP, words.INTERVAL)
+    head = (words.COMPARED, words.METHOD, words.CONTEXT_TOKENS, "", words.SPEEDUP, words.INTERVAL)
     keys = tuple(key(number, method) for method, number in series.items())
     return Plot(words.CONTEXT_PLOT, words.CONTEXT_PLOT_NOTE, tuple(facets), keys, Sheet(head, rows), _COMMAND)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import pairwise
 from math import ceil, floor, log10
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from choicespec.reports.markup import text
 from choicespec.reports.words import Label
@@ -197,11 +197,14 @@ def mark(x: str, y: str, series: int, title: str, hollow: bool = False) -> str:
     )
 
 
-def key(series: int, label: Label, area: bool = False) -> str:
-    """A series in a legend."""
-    drawn = '<rect x="-6" y="-6" width="12" height="12"/>' if area else _shape(series)
-    kind = "area" if area else "mark"
-    group = f'<g class="{kind} {colour(series)}">{drawn}</g>'
+def key(series: int, label: Label, kind: Literal["mark", "area", "line"] = "mark") -> str:
+    """A series in a legend; a line is dashed."""
+    symbols = {
+        "mark": _shape(series),
+        "area": '<rect x="-6" y="-6" width="12" height="12"/>',
+        "line": '<line class="dashed" x1="-8" x2="8"/>',
+    }
+    group = f'<g class="{kind} {colour(series)}">{symbols[kind]}</g>'
     return f'<span class="key"><svg class="symbol" viewBox="-8 -8 16 16">{group}</svg>{text(label)}</span>'
 
 

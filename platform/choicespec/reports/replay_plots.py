@@ -30,7 +30,7 @@ def cost_plot(found: Sequence[tuple[str, Costs]]) -> Plot:
                     (experiment, str(context), str(tokens), f"{ms:.1f}", f"{costs.break_even(context, tokens):.2f}")
                 )
     keys = [key(number, words.CONTEXT_OF.fill(tokens=context)) for number, context in enumerate(contexts)]
-    keys.append(key(_GREY, words.ALL_ACCEPTED))
+    keys.append(key(_GREY, words.ALL_ACCEPTED, "line"))
     head = (words.EXPERIMENT, words.CONTEXT_TOKENS, words.TOKENS_VERIFIED, words.VERIFICATION_MS, words.BREAK_EVEN)
     return Plot(words.COST_PLOT, words.COST_PLOT_NOTE, tuple(facets), tuple(keys), Sheet(head, tuple(rows)), _RECORD)
 
@@ -40,8 +40,8 @@ def _cost_drawing(costs: Costs, contexts: Sequence[int]) -> str:
     highest = max(high / row[0] - 1 for row, highs in zip(curve.ms, curve.high_ms, strict=True) for high in highs)
     y = from_zero([highest])
     panel = Panel(Scale(1, curve.tokens[-1] * 1.1, log=True, marked=_doubled(curve.tokens[-1])), y, *_COST_LABELS)
-    crossed = [float(tokens) for tokens in range(1, int(y.high) + 2)]
-    panel.line([(min(tokens, y.high + 1), min(tokens - 1, y.high)) for tokens in crossed], _GREY, dashed=True)
+    everything = [*range(int(y.high) + 1), y.high]
+    panel.line([(1 + accepted, accepted) for accepted in everything], _GREY, dashed=True)
     for number, context in enumerate(contexts):
         if context not in curve.contexts:
             continue
@@ -121,6 +121,6 @@ def live_plot(found: Sequence[Foretold]) -> Plot:
             figures = (f"{predicted:.1f}", f"{rate.value:.1f}", interval(rate, COLUMNS[1]), error, str(rate.n))
             rows.append((f"{experiment} · {task.label}", label, *figures))
         facets.append(Facet(f"{experiment} · {task.label}", panel.html()))
-    keys = (*(key(number, kind) for number, kind in enumerate(methods)), key(_GREY, words.EQUAL))
+    keys = (*(key(number, kind) for number, kind in enumerate(methods)), key(_GREY, words.EQUAL, "line"))
     head = (words.TASK, words.METHOD, words.PREDICTED_RATE, words.LIVE_RATE, words.INTERVAL, words.ERROR, words.PROMPTS)
     return Plot(words.LIVE_PLOT, words.LIVE_PLOT_NOTE, tuple(facets), keys, Sheet(head, tuple(rows)), _TUNE)

@@ -46,10 +46,8 @@ class TrialPlots:
             for one in drafting:
                 found = one.measurement.speedup
                 ends = interval(found, COLUMNS[0])
-                rows.append(
-                    (group.experiment, group.title, one.trial.method.label, f"{found.value:.2f}", ends, str(found.n))
-                )
-        head = (words.EXPERIMENT, words.TASK, words.METHOD, words.SPEEDUP, words.INTERVAL, words.PROMPTS)
+                rows.append((group.title, one.trial.method.label, f"{found.value:.2f}", ends, str(found.n)))
+        head = (words.COMPARED, words.METHOD, words.SPEEDUP, words.INTERVAL, words.PROMPTS)
         return Plot(words.SPEEDUP_PLOT, words.SPEEDUP_PLOT_NOTE, tuple(facets), (), Sheet(head, tuple(rows)), MEASURE)
 
     def positions(self) -> Plot:
@@ -72,7 +70,7 @@ class TrialPlots:
                     panel.mark(position, share, self._series[label], f"{label}, {position}: {share:.2f}")
                     rows.append((group.title, label, str(position), f"{share:.3f}"))
             facets.append(Facet(group.title, panel.html()))
-        head = (words.TASK, words.METHOD, words.POSITION, words.SHARE_KEPT)
+        head = (words.COMPARED, words.METHOD, words.POSITION, words.SHARE_KEPT)
         return Plot(
             words.POSITION_PLOT,
             words.POSITION_PLOT_NOTE,
@@ -84,28 +82,24 @@ class TrialPlots:
 
     def sources(self) -> Plot:
         """How many draft tokens a step kept, and who had proposed them."""
-        facets, rows = [], []
-        named: set[str] = set()
-        for group in self._groups:
-            for one in _drafting(group):
-                if not one.measurement.acceptance_by_position:  # single steps are not known
-                    continue
-                label = one.trial.method.label
-                steps = [step for trace in one.traces() for step in trace.steps]
-                counts = Counter((step.accepted, step.source) for step in steps)
-                named |= {source for _, source in counts}
-                facets.append(Facet(f"{label} · {group.title}", _lengths(counts, len(steps))))
-                rows += [
-                    (group.title, label, source or words.NO_DRAFT, str(accepted), str(count))
-                    for (accepted, source), count in sorted(counts.items())
-                ]
-        legend = [
-            key(_source_series(source), source or words.NO_DRAFT, area=True) for source in sorted(named, reverse=True)
+        stepwise = [
+            (group, one, Counter((step.accepted, step.source) for trace in one.traces() for step in trace.steps))
+            for group in self._groups
+            for one in _drafting(group)
+            if one.measurement.acceptance_by_position  # else single steps are not known
         ]
-        head = (words.TASK, words.METHOD, words.SOURCE, words.TOKENS_KEPT, words.STEPS)
-        return Plot(
-            words.SOURCE_PLOT, words.SOURCE_PLOT_NOTE, tuple(facets), tuple(legend), Sheet(head, tuple(rows)), MEASURE
-        )
+        series = _by_source({source for _, _, counts in stepwise for _, source in counts})
+        facets, rows = [], []
+        for group, one, counts in stepwise:
+            label = one.trial.method.label
+            facets.append(Facet(f"{label} · {group.title}", _lengths(counts, series)))
+            rows += [
+                (group.title, label, source or words.NO_DRAFT, str(accepted), str(count))
+                for (accepted, source), count in sorted(counts.items())
+            ]
+        legend = tuple(key(number, source or words.NO_DRAFT, "area") for source, number in series.items())
+        head = (words.COMPARED, words.METHOD, words.SOURCE, words.TOKENS_KEPT, words.STEPS)
+        return Plot(words.SOURCE_PLOT, words.SOURCE_PLOT_NOTE, tuple(facets), legend, Sheet(head, tuple(rows)), MEASURE)
 
     def times(self) -> Plot:
         """The mean time of a step, in parts."""
@@ -123,8 +117,8 @@ class TrialPlots:
             if drawn:
                 facets.append(Facet(group.title, lanes(scale, drawn, words.MS_A_STEP)))
         names = (words.PROPOSE, words.SCORE, words.VERIFY, words.REST)
-        legend = tuple(key(number, name, area=True) for number, name in enumerate(names))
-        head = (words.TASK, words.METHOD, *names, words.MS_A_STEP)
+        legend = tuple(key(number, name, "area") for number, name in enumerate(names))
+        head = (words.COMPARED, words.METHOD, *names, words.MS_A_STEP)
         return Plot(words.TIME_PLOT, words.TIME_PLOT_NOTE, tuple(facets), legend, Sheet(head, tuple(rows)), MEASURE)
 
     def margins(self) -> Plot:
@@ -154,7 +148,7 @@ class TrialPlots:
                 ]
             if drawn:
                 facets.append(Facet(group.title, lanes(scale, drawn, words.MARGIN)))
-        head = (words.TASK, words.METHOD, words.PROMPTS, words.POSITION, words.MARGIN)
+        head = (words.COMPARED, words.METHOD, words.REQUEST, words.DIFFERS_AT, words.MARGIN)
         outputs = [one.measurement.match.n for group in self._groups for one in _drafting(group)]
         finding = words.ALL_MATCH.fill(outputs=sum(outputs), trials=len(outputs)) if outputs else None
         return Plot(
@@ -191,15 +185,15 @@ def _whole(low: int, high: int) -> tuple[float, ...]:
     return tuple(float(number) for number in range(low, high + 1, 1 + (high - low) // 12))
 
 
-def _source_series(source: str) -> int:
-    """Grey for no draft; the sources of candidates before whatever else proposes."""
-    if not source:
-        return _NO_DRAFT
-    return _SOURCES.index(source) if source in _SOURCES else len(_SOURCES) + sum(map(ord, source)) % 3
+def _by_source(names: set[str]) -> dict[str, int]:
+    """A series each: those of candidates always the same, then whatever else proposes; grey for no draft."""
+    others = sorted(names - {*_SOURCES, ""})
+    series = {source: number for number, source in enumerate((*_SOURCES, *others))} | {"": _NO_DRAFT}
+    return {source: number for source, number in series.items() if source in names}
 
 
-def _lengths(counts: Mapping[tuple[int, str], int], steps: int) -> str:
-    longest = max(accepted for accepted, _ in counts)
+def _lengths(counts: Mapping[tuple[int, str], int], series: Mapping[str, int]) -> str:
+    steps, longest = sum(counts.values()), max(accepted for accepted, _ in counts)
     totals: Counter[int] = Counter()
     for (accepted, _), count in counts.items():
         totals[accepted] += count
@@ -207,15 +201,16 @@ def _lengths(counts: Mapping[tuple[int, str], int], steps: int) -> str:
     panel = Panel(Scale(-0.6, longest + 0.6, marked=_whole(0, longest)), top, words.TOKENS_KEPT, words.SHARE_OF_STEPS)
     for accepted in sorted(totals):
         bottom = 0.0
-        for source in sorted({source for length, source in counts if length == accepted}):
-            share = counts[accepted, source] / steps
-            panel.bar(accepted, 0.8, bottom, bottom + share, _source_series(source), f"{source}: {share:.1%}")
+        for source in reversed(series):
+            share = counts.get((accepted, source), 0) / steps
+            if share:
+                panel.bar(accepted, 0.8, bottom, bottom + share, series[source], f"{source}: {share:.1%}")
             bottom += share
     return panel.html()
 
 
 def _is_timed(one: Kept) -> bool:
-    """Whether single steps are known; plain decoding's are wherever a method's are, but it has no positions to tell."""
+    """Whether its steps have times."""
     return any(step.verify_ms for trace in one.traces() for step in trace.steps)
 
 

@@ -76,6 +76,9 @@ PUBLISHED = Word("published", "公表値")
 MEASURED = Word("measured", "計測値")
 DIFFERENCE = Word("difference", "差")
 EXPERIMENT = Word("experiment", "実験")
+COMPARED = Word("pair · runtime · task", "ペア · ランタイム · タスク")
+REQUEST = Word("request", "リクエスト")
+DIFFERS_AT = Word("first differs at", "最初の不一致位置")
 
 SCORER_TABLE = Word("The scorer", "スコアラー")
 SCORER_NOTE = Word(
