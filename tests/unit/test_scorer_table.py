@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from choicespec.records import Estimate
+from choicespec.reports import words
+from choicespec.reports.collected import ScorerRows
 from choicespec.reports.published_rows import PublishedScorerRow, scorer_rows
+from choicespec.reports.scorer_rows import scorer_sheet
 from choicespec.reports.scorer_table import counterpart, scorer_table
 from choicespec.scorer.evaluate import Comparison, Ranking
 from choicespec.scorer.table import Row, Variant, variants
@@ -187,3 +190,27 @@ def test_the_table_prints() -> None:
     Console(file=text, width=240).print(scorer_table(rows, NUM_LAYERS, "mine"))
     for part in ("mine", "50.0 -> 75.0 [62.5, 87.5]", "3.75 [3.62, 3.88]", "Qwen3-4B (Python) bf16: 63.0 -> 70.8"):
         assert part in text.getvalue()
+
+
+def test_the_report_has_every_published_row_and_every_own() -> None:
+    """Fails if a published row is left out or a difference has the wrong sign, or an ablation is not shown."""
+    main, ablation = (variant for variant in variants(TRAINING) if variant.name in ("scorer", "without hidden state"))
+    rows = scorer_sheet([ScorerRows("mine", NUM_LAYERS, (row(ablation), row(main)))]).rows
+    assert len(rows) == 13 + 1
+    assert [line[1] for line in rows].count(words.NOT_MEASURED) == 12
+    first, *_, last = rows
+    assert first == (
+        "Qwen3-4B\nbf16, finite",
+        "tool_call, scorer\nfloat32 (mine)",
+        "64",
+        "60.3 → 80.3",
+        "50.0 → 75.0\n[62.5, 87.5]",
+        "-5.3",
+        "3.84 → 4.73 (5.48)",
+        "2.00 → 2.50 (3.00)\n[2.38, 2.62]",
+        "-2.23",
+        "50",
+        "3.00 → 3.75 (4.00)\n[3.62, 3.88]",
+    )
+    assert last[:2] == ("", "tool_call, without hidden state\nfloat32 (mine)")
+    assert (last[5], last[8]) == ("", "")

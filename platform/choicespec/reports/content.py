@@ -14,7 +14,7 @@ from choicespec.reports.scorer_rows import scorer_sheet
 from choicespec.reports.trial_plots import TrialPlots
 from choicespec.results import Kept
 
-MEASURE_PUBLISHED = "python -m jobs.bench published"
+MEASURE_PUBLISHED, MEASURE_SCORER = "python -m jobs.bench published", "python -m jobs.train evaluate scorer"
 
 
 class Best(NamedTuple):

@@ -120,7 +120,7 @@ class Panel:
             for tick in self._x.ticks
         ]
         return (
-            f'<div class="panel"><div class="axis-label">{text(y_label)}</div><svg class="plane">'
+            f'<div class="panel"><div class="axis-label">{text(y_label)}</div><svg class="plane" aria-hidden="true">'
             + "".join([*grid, *marks, '<line class="base" x1="0" x2="100%" y1="100%" y2="100%"/>', *self._drawn])
             + f'</svg><div class="axis-label below">{text(x_label)}</div></div>'
         )
@@ -162,7 +162,7 @@ def lanes(scale: Scale, rows: Sequence[Lane], label: Label, reference: float | N
     )
     body = "".join(
         f'<div class="name">{text(row.name)}</div><div class="value">{escape(row.value)}</div>'
-        f'<svg class="lane">{behind}{row.drawn}</svg>'
+        f'<svg class="lane" aria-hidden="true">{behind}{row.drawn}</svg>'
         for row in rows
     )
     axis = f'<div class="name axis"></div><div class="value axis"></div><svg class="lane axis">{ticks}</svg>'

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from choicespec.reports import words
 from choicespec.reports.comparison import COLUMNS, PLACE, Cell, DecodeRow
-from choicespec.reports.content import MEASURE_PUBLISHED, Report
+from choicespec.reports.content import MEASURE_PUBLISHED, MEASURE_SCORER, Best, Report
 from choicespec.reports.markup import Sheet
 from choicespec.reports.plot import Plot
 from choicespec.reports.words import Label, Language, said
@@ -25,8 +25,10 @@ def _blocks(report: Report, language: Language) -> Iterator[str]:
     measured = sum(row.measured is not None for row in report.published)
     yield f"# {word(words.TITLE)}"
     yield word(words.QUESTION)
+    yield f"## {word(words.SUMMARY)}"
+    yield "\n".join(f"- {_best(best, language)}" for best in report.best) or word(words.NOTHING_MEASURED)
     yield f"## {word(words.OWN_TABLE)}"
-    yield word(words.OWN_NOTE if report.own else words.NOTHING_MEASURED)
+    yield word(words.OWN_NOTE)
     for experiment, rows in report.own:
         yield f"### {word(words.EXPERIMENT)} {word(experiment)}"
         yield _decode_table(rows, language, published=False)
@@ -37,6 +39,7 @@ def _blocks(report: Report, language: Language) -> Iterator[str]:
     yield _decode_table(report.published, language, published=True)
     yield f"## {word(words.SCORER_TABLE)}"
     yield word(words.SCORER_NOTE)
+    yield f"{word(words.MEASURE_THEM)}: `{MEASURE_SCORER}`"
     yield _table(report.scorers, language)
     yield f"## {word(words.PLOTS)}"
     for plot in report.plots:
@@ -47,6 +50,15 @@ def _blocks(report: Report, language: Language) -> Iterator[str]:
     if report.unreadable:
         yield f"### {word(words.UNREADABLE)}"
         yield "\n".join(f"- {word(line)}" for line in report.unreadable)
+
+
+def _best(best: Best, language: Language) -> str:
+    where = _text(best.group.title, language)
+    if best.kept is None:
+        return f"{where}: {_text(words.NOTHING_KEPT, language)}"
+    found = best.kept.measurement.speedup
+    interval = f"{found.value:.2f}x [{found.low:.2f}, {found.high:.2f}], n={found.n}"
+    return f"{where}: {_text(best.kept.trial.method.label, language)} {_text(interval, language)}"
 
 
 def _plot(plot: Plot, language: Language) -> Iterator[str]:

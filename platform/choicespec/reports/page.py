@@ -7,9 +7,10 @@ from string import Template
 
 from choicespec.reports import words
 from choicespec.reports.comparison import COLUMNS, PLACE, DecodeRow
-from choicespec.reports.content import MEASURE_PUBLISHED, Best, Report
+from choicespec.reports.content import MEASURE_PUBLISHED, MEASURE_SCORER, Best, Report
 from choicespec.reports.markup import code, scrolling, sheet, text
 from choicespec.reports.plot import Facet, Plot
+from choicespec.reports.trial_plots import MEASURE
 
 _OPEN_FACETS = 4  # more of a plot are folded in
 _SECTIONS = ("summary", "measured", "published", "scorer", "plots", "made")
@@ -49,8 +50,7 @@ def _card(best: Best) -> str:
     return (
         f'<div class="card">{where}<div class="big">{found.value:.2f}x</div>'
         f'<div class="which">{text(best.kept.trial.method.label)}</div>'
-        f'<div class="small">[{found.low:.2f}, {found.high:.2f}], n={found.n} </div>'
-        "</div>"
+        f'<div class="small">[{found.low:.2f}, {found.high:.2f}], n={found.n}</div></div>'
     )
 
 
@@ -59,7 +59,7 @@ def _own(report: Report) -> str:
         f"<h3>{text(words.EXPERIMENT)} {text(experiment)}</h3>{_decode_table(rows, published=False)}"
         for experiment, rows in report.own
     )
-    return _note(words.OWN_NOTE) + ("".join(tables) or _no_data("python -m jobs.bench smollm2"))
+    return _note(words.OWN_NOTE) + ("".join(tables) or _no_data(MEASURE))
 
 
 def _published(report: Report) -> str:
@@ -98,7 +98,7 @@ def _decode_row(row: DecodeRow, published: bool) -> str:
 
 
 def _scorer(report: Report) -> str:
-    command = f"{text(words.MEASURE_THEM)}: {code('python -m jobs.train evaluate scorer')}"
+    command = f"{text(words.MEASURE_THEM)}: {code(MEASURE_SCORER)}"
     return _note(words.SCORER_NOTE) + sheet(report.scorers) + _paragraph(command)
 
 

@@ -32,6 +32,7 @@ class _Pair(NamedTuple):
 
     published: PublishedScorerRow | None
     measured: Row | None
+    experiment: str
 
 
 def scorer_sheet(found: Sequence[ScorerRows]) -> Sheet:
@@ -40,15 +41,18 @@ def scorer_sheet(found: Sequence[ScorerRows]) -> Sheet:
 
 
 def _paired(found: Sequence[ScorerRows]) -> Iterator[_Pair]:
-    known = [(row, counterpart(row, table.num_layers)) for table in found for row in table.rows]
+    known = [
+        _Pair(counterpart(row, table.num_layers), row, table.experiment)
+        for table in found
+        for row in sorted(table.rows, key=lambda row: (row.task, row.precision, row.variant.name))
+    ]
     for published in scorer_rows():
-        yield from [_Pair(published, row) for row, other in known if other == published] or [_Pair(published, None)]
-    own = [row for row, other in known if other is None]
-    yield from (_Pair(None, row) for row in sorted(own, key=lambda row: (row.task, row.precision, row.variant.name)))
+        yield from [pair for pair in known if pair.published == published] or [_Pair(published, None, "")]
+    yield from (pair for pair in known if pair.published is None)
 
 
 def _cells(pair: _Pair) -> tuple[Label, ...]:
-    published, row = pair
+    published, row, experiment = pair
     name = published_top1 = published_accepted = difference_top1 = difference_accepted = ""
     if published is not None:
         name = f"{published.target}\n{published.hidden}, {published.candidates}"
@@ -63,7 +67,7 @@ def _cells(pair: _Pair) -> tuple[Label, ...]:
         difference_accepted = f"{scorer.accepted.value - published.accepted_scorer:+.2f}"
     return (
         name,
-        f"{row.task}, {row.variant.name}\n{row.precision}",
+        f"{row.task}, {row.variant.name}\n{row.precision} ({experiment})",
         str(scorer.accepted.n),
         published_top1,
         f"{100 * prior.top1.value:.1f} → {100 * scorer.top1.value:.1f}\n{_interval(scorer.top1, 1, 100)}",

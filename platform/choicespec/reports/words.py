@@ -82,11 +82,11 @@ DIFFERS_AT = Word("first differs at", "最初の不一致位置")
 
 SCORER_TABLE = Word("The scorer", "スコアラー")
 SCORER_NOTE = Word(
-    "Candidates ranked by the prior, by the scorer, and by the oracle in brackets, on held-out prompts, over all "
-    "positions. "
-    "'Gap' is the share of the way from prior to oracle.",
+    "Candidates ranked by the prior → by the scorer (by the oracle), on held-out prompts, over all positions. 'Gap' is "
+    "the share of the way from prior to oracle. A measured row stands beside the published row that asks the same of "
+    "another target.",
     "評価用プロンプトの全位置における、事前ランキング → スコアラー (オラクル) の成績。「差の解消率」は事前ランキング"
-    "からオラクルまでの差のうち縮めた割合。",
+    "からオラクルまでの差のうち縮めた割合。計測の行は、別のターゲットで同じ条件を調べた公表の行に並べてある。",
 )
 TOP1 = Word("top-1 %", "Top-1 正解率 (%)")
 ACCEPTED_ALL = Word("accepted, all positions", "採択長 (全位置)")
