@@ -7,7 +7,7 @@ WITH_VLLM := .venv/installed-vllm
 export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters live tune replay peers serve serve-check ui test test-gpu \
+.PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters live tune replay peers serve serve-check report ui test test-gpu \
   check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
@@ -46,6 +46,9 @@ serve: $(INSTALLED)           ## the embedded default behind an OpenAI-compatibl
 
 serve-check: $(INSTALLED)     ## losslessness, overhead and faults of what is served, over HTTP; some minutes
 	$(BIN)/python -m jobs.serve_check
+
+report: $(INSTALLED)          ## all that was measured, beside the published figures: report/report.html, and as Markdown
+	$(BIN)/python -m jobs.report
 
 ui: $(INSTALLED)              ## the runs, in the MLflow UI on this machine
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000

@@ -16,6 +16,7 @@ from choicespec.cluster.recording import Wanted, draft, record
 from choicespec.errors import ChoiceSpecError, RecordingError, TrackingError
 from choicespec.measuring.cost import load_costs
 from choicespec.replay.drafted import drafted_of
+from choicespec.replay.predicted import Predicted, keep_predicted
 from choicespec.replay.recorded import RecordedPair
 from choicespec.replay.simulate import Replay
 from choicespec.reports.charts import cost_chart
@@ -164,6 +165,8 @@ def replay(experiment: ExperimentSpec, costs_file: Path | None) -> int:
             plain, *found = Replay(pair.drafts(task), costs).of([Autoregressive(), *(trial.method for trial in asked)])
             rows += [(trial, one, plain) for trial, one in zip(asked, found, strict=True)]
     console.print(replay_table(rows, f"{experiment.name}, replayed"))
+    if costs_file is None:  # another machine's are not to be laid beside what is measured here
+        keep_predicted(home() / "results" / experiment.name, [Predicted.of(trial, one) for trial, one, _ in rows])
     return 0
 
 

@@ -22,6 +22,7 @@ from choicespec.errors import ChoiceSpecError, SpecError, TrackingError
 from choicespec.measuring.objectives import front, worth
 from choicespec.measuring.race import rate_ratio
 from choicespec.records import Measurement
+from choicespec.replay.predicted import FILE as PREDICTED
 from choicespec.replay.recorded import RecordedPair
 from choicespec.replay.simulate import Replay
 from choicespec.replay.sweep import Settings, Tried, finalists
@@ -130,6 +131,7 @@ class Search:
             if replay is None:
                 self._search_live(grid, trials)
             found = self._finalists(trials, replay)
+            keep_predicted(self._folder, [Predicted.of(one.trial, one.predicted) for one in found if one.predicted])
             eligible = [one for one in found if one.measured.match.value >= self._spec.least_match]
             if not eligible:
                 least = f"{self._spec.least_match:.0%}"
@@ -284,7 +286,8 @@ class Search:
 
     def _log(self, live: Sequence[tuple[TrialSpec, ResultsFolder]], margins: Sequence[Margin]) -> None:
         """MLflow where it can be used; the folder has everything."""
-        files = [path for path in (self._folder / "sweep.parquet", self._folder / "sweep.png") if path.exists()]
+        names = ("sweep.parquet", "sweep.png", PREDICTED)
+        files = [path for path in (self._folder / name for name in names) if path.exists()]
         figures = {
             f"{self._task}.winner_over.{_metric_name(margin.over)}{suffix}": value
             for margin in margins
@@ -295,7 +298,7 @@ class Search:
             for trial, results in live:
                 measured = results.find(trial)
                 if measured is not None:
-                    run.log(trial, measured, results.path(trial))
+                    run.log(trial, measured, results.path(trial), stage=results.folder.name)
             run.log_files(files, f"search/{self._task}")
             run.log_figures(figures)
             run.finish([])

@@ -77,11 +77,13 @@ class Proposal(NamedTuple):
         token_ids: the draft.
         source: who proposed it; empty where nobody did.
         probabilities: the drafter's own probability of each draft token given those before; empty where it has none.
+        score_ms: spent on ranking candidates, a part of what the proposal took.
     """
 
     token_ids: tuple[int, ...]
     source: str
     probabilities: tuple[float, ...] = ()
+    score_ms: float = 0.0
 
 
 class Step(NamedTuple):
@@ -93,6 +95,8 @@ class Step(NamedTuple):
         source: who proposed; empty where nobody did.
         propose_ms: search, scoring and drafting.
         verify_ms: the rest of the step: the target's pass, acceptance, rollback.
+        score_ms: ranking, a part of ``propose_ms``; 0 where it is not told apart.
+        settle_ms: what follows the target's pass, a part of ``verify_ms``; 0 where it is not told apart.
     """
 
     proposed: int
@@ -100,6 +104,8 @@ class Step(NamedTuple):
     source: str
     propose_ms: float
     verify_ms: float
+    score_ms: float = 0.0
+    settle_ms: float = 0.0
 
 
 class Trace(NamedTuple):

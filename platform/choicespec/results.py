@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +22,8 @@ _STEP = pa.struct(
         "source": pa.string(),
         "propose_ms": pa.float64(),
         "verify_ms": pa.float64(),
+        "score_ms": pa.float64(),
+        "settle_ms": pa.float64(),
     }
 )
 _TRACE_SCHEMA = pa.schema(
@@ -78,12 +80,43 @@ class ResultsFolder:
 
     def traces(self, trial: TrialSpec) -> tuple[Trace, ...]:
         """The method's traces of a trial that has been measured."""
-        rows = pq.read_table(self.path(trial) / _TRACES, filters=[("role", "=", "method")]).to_pylist()
-        return tuple(_trace(row) for row in rows)
+        return _method_traces(self.path(trial))
 
     def find_all(self, trials: Sequence[TrialSpec]) -> list[tuple[TrialSpec, Measurement]]:
         """Those of the trials that have been measured, in their order."""
         return [(trial, found) for trial in trials if (found := self.find(trial)) is not None]
+
+
+class Kept(NamedTuple):
+    """A trial's files, wherever they lie: the experiment may have changed since, and with it the fingerprint."""
+
+    folder: Path
+    trial: TrialSpec
+    measurement: Measurement
+
+    def traces(self) -> tuple[Trace, ...]:
+        """The method's."""
+        return _method_traces(self.folder)
+
+
+def kept_below(folder: Path) -> tuple[list[Kept], list[str]]:
+    """Every trial kept in a folder or deeper, by path, and why others cannot be read."""
+    found, unreadable = [], []
+    for path in sorted(folder.rglob(_MEASUREMENT)):
+        if path.parent.name.startswith("."):  # half written
+            continue
+        try:
+            trial = TrialSpec.model_validate_json((path.parent / _TRIAL).read_bytes())
+            found.append(Kept(path.parent, trial, Measurement.model_validate_json(path.read_bytes())))
+        except (ValueError, OSError) as error:
+            said = str(error).splitlines()[0]
+            unreadable.append(f"{path.parent} is damaged or of another version of choicespec: {said}")
+    return found, unreadable
+
+
+def _method_traces(folder: Path) -> tuple[Trace, ...]:
+    rows = pq.read_table(folder / _TRACES, filters=[("role", "=", "method")]).to_pylist()
+    return tuple(_trace(row) for row in rows)
 
 
 def _trace(row: dict[str, Any]) -> Trace:

@@ -8,7 +8,7 @@ from time import time
 from typing import TYPE_CHECKING
 
 import requests
-from mlflow.entities import Metric, Param
+from mlflow.entities import Metric, Param, Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -26,7 +26,8 @@ URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
 _REACH_TIMEOUT_S = 5
 _MOST_METRICS = 1000  # of one request, as MLflow has it
-_FINGERPRINT, _MEASURED_AT, _EXPERIMENT = "fingerprint", "measured_at", "experiment"
+_FINGERPRINT, _MEASURED_AT, _EXPERIMENT, _STAGE = "fingerprint", "measured_at", "experiment", "stage"
+MEASURED = "measured"  # the stage of what is no part of a search
 _CHAMPION, _CHAMPIONS = "champion", "champions"  # the alias and the folder; the MLflow experiment of their runs
 
 
@@ -51,12 +52,18 @@ class ExperimentRun:
             )
             self._run_id = self._open(experiment)
 
-    def log(self, trial: TrialSpec, measurement: Measurement, files: Path) -> None:
-        """Write a trial's parameters, metrics, tags and files as a child run, unless it is there already."""
+    def log(self, trial: TrialSpec, measurement: Measurement, files: Path, stage: str = MEASURED) -> None:
+        """Write a trial's parameters, metrics, tags and files as a child run, unless it is there already.
+
+        Args:
+            trial, measurement: what was measured.
+            files: a folder.
+            stage: ``live`` and ``held_out`` for a search's two; those of a race ended early are not to be compared.
+        """
         with self._explained():
             if self._has(trial, measurement):
                 return
-            tags = _tags(trial, measurement) | {MLFLOW_PARENT_RUN_ID: self._run_id}
+            tags = _tags(trial, measurement) | {_STAGE: stage, MLFLOW_PARENT_RUN_ID: self._run_id}
             run_id = self._client.create_run(self._experiment_id, tags=tags, run_name=trial.label).info.run_id
             now_ms = int(time() * 1e3)
             self._client.log_batch(
@@ -148,6 +155,51 @@ class ExperimentRun:
 
     def _explained(self) -> AbstractContextManager[None]:
         return _explained(self._uri)
+
+
+def download_results(uri: str, experiments: Sequence[str], into: Path) -> None:
+    """Copy what MLflow keeps of experiments into a results folder: a folder a trial, the latest of each.
+
+    Args:
+        uri: the tracking URI.
+        experiments: their names; none are all.
+        into: where each gets a folder.
+
+    Raises:
+        TrackingError: MLflow cannot be reached.
+    """
+    with _explained(uri):
+        _reach(uri)
+        client = MlflowClient(tracking_uri=uri)
+        for experiment in client.search_experiments():
+            if experiment.name == _CHAMPIONS or (experiments and experiment.name not in experiments):
+                continue
+            for run in _runs(client, experiment.experiment_id):
+                folder, files = _kept_files(run)
+                (into / experiment.name / folder).mkdir(parents=True, exist_ok=True)
+                if run.info.status in ("FINISHED", "FAILED") and files is not None:
+                    client.download_artifacts(run.info.run_id, files, str(into / experiment.name / folder))
+
+
+def _runs(client: MlflowClient, experiment_id: str) -> Iterator[Run]:
+    """All of an experiment, the latest last."""
+    token: str | None = None
+    while True:
+        page = client.search_runs([experiment_id], order_by=["attributes.start_time ASC"], page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _kept_files(run: Run) -> tuple[str, str | None]:
+    """The folder that a run's files belong in, and which of them; None for those of no report."""
+    tags = run.data.tags
+    if _FINGERPRINT in tags:
+        return f"{tags.get(_STAGE, MEASURED)}/{tags[_FINGERPRINT]}", ""
+    if tags.get("kind") == "scorer":
+        return "scorer", "scorer.json"
+    return "whole", "" if _EXPERIMENT in tags else None
 
 
 class ChampionRegistry:

@@ -25,13 +25,14 @@ class Page:
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket, self._numbers = socket, itertools.count()
+        self._events: list[dict[str, Any]] = []
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """A method of the protocol."""
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while (answer := json.loads(self._socket.recv())).get("id") != number:
-            pass
+            self._events.append(answer)
         assert "error" not in answer, answer
         result: dict[str, Any] = answer["result"]
         return result
@@ -41,6 +42,12 @@ class Page:
         found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def faults(self) -> list[dict[str, Any]]:
+        """What has gone wrong in the page since it was opened: exceptions, and what the console tells of."""
+        self.run("0")  # what came before it has been read then
+        thrown = [event["params"] for event in self._events if event["method"] == "Runtime.exceptionThrown"]
+        return thrown + [event["params"]["entry"] for event in self._events if event["method"] == "Log.entryAdded"]
 
     def wait_for(self, condition: str) -> None:
         """Wait until an expression is true."""
@@ -62,6 +69,8 @@ def open_page(path: str, folder: Path, address: str) -> Iterator[Page]:
                 target = Page(socket).call("Target.createTarget", url="about:blank")["targetId"]
             with connect(f"ws://127.0.0.1:{port}/devtools/page/{target}", max_size=None) as socket:
                 page = Page(socket)
+                page.call("Runtime.enable")
+                page.call("Log.enable")
                 page.call("Page.navigate", url=address)  # answered once the blank page has gone
                 page.wait_for("document.readyState === 'complete'")
                 yield page

@@ -104,6 +104,32 @@ def test_a_trial_is_a_child_run_with_intervals_tags_and_files(
     assert parent.info.status == "FINISHED"
 
 
+def test_names_are_those_that_charts_and_filters_are_saved_by(
+    server: str, experiment: ExperimentSpec, results: ResultsFolder
+) -> None:
+    """Fails if a figure or a tag gets another name: every chart and filter that a person has saved would lose it."""
+    _log_all(server, experiment, results)
+    for run in _runs(server)[1]:
+        estimates = (
+            "decode_tokens_per_s",
+            "baseline_tokens_per_s",
+            "speedup",
+            "accepted_per_step",
+            "match",
+            "prefill_ms",
+        )
+        names = {f"{name}{end}" for name in estimates for end in ("", "_low", "_high")}
+        names |= {"propose_share", "requests", "omitted_requests"}
+        by_position = {name for name in run.data.metrics if name.startswith("acceptance_at_")}
+        assert set(run.data.metrics) - by_position == names
+        assert by_position == {f"acceptance_at_{number}" for number in range(1, len(by_position) + 1)}
+        assert bool(by_position) == run.data.tags["method"].startswith("ngram")
+        tags = {name for name in run.data.tags if not name.startswith("mlflow.")}
+        filters = {"pair", "method", "task", "runtime", "quantization", "stage"}
+        assert tags == filters | {"fingerprint", "measured_at", "git_revision"}
+        assert run.data.tags["stage"] == "measured"
+
+
 def test_logging_again_adds_nothing(server: str, experiment: ExperimentSpec, results: ResultsFolder) -> None:
     """A resumed driver logs every kept result once more; twice the same run would falsify every comparison."""
     _log_all(server, experiment, results)

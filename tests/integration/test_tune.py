@@ -15,6 +15,7 @@ import pytest
 import yaml
 from choicespec.measuring.cost import load_costs
 from choicespec.records import Measurement
+from choicespec.reports.collected import collect
 from choicespec.serving.champion import read_champion
 from choicespec.tracking import ChampionRegistry
 from integration.job_homes import job_home, write_repository
@@ -180,6 +181,16 @@ def test_the_best_and_the_methods_as_they_are_run_live(tuned: Tuned) -> None:
         assert cells[5] == cells[6], f"accepted/step predicted {cells[5]}, live {cells[6]}"
 
 
+def test_the_report_shows_predictions_beside_what_was_measured(tuned: Tuned) -> None:
+    """Fails if costs, sweep or predictions do not reach the report, or what replay and live loop accept parts."""
+    found = collect(tuned.home / "results", [NAME])
+    assert found.unreadable == ()
+    assert (len(found.costs), len(found.sweeps)) == (1, 1)
+    assert found.foretold
+    for one in found.foretold:
+        assert one.predicted.accepted_per_step == pytest.approx(one.measured.accepted_per_step.value)
+
+
 def test_the_winner_is_confirmed_on_held_out_prompts(tuned: Tuned) -> None:
     """Fails if the answer rests on the prompts that it was chosen by, or is given without an interval."""
     trials = [json.loads(f.read_text()) for f in (search_folder(tuned) / "held_out").glob("[!.]*/trial.json")]
@@ -198,7 +209,7 @@ def test_the_search_is_in_mlflow(tuned: Tuned) -> None:
     kept = [len(measurements(search_folder(tuned) / stage)) for stage in ("live", "held_out")]
     assert len(children) == sum(kept)
     paths = {file.path for file in client.list_artifacts(parent.info.run_id, "search/searched")}
-    assert paths == {"search/searched/sweep.parquet", "search/searched/sweep.png"}
+    assert paths == {f"search/searched/{name}" for name in ("sweep.parquet", "sweep.png", "predicted.json")}
 
 
 def test_a_killed_driver_goes_on(tuned: Tuned) -> None:

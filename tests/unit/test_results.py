@@ -8,7 +8,7 @@ import pytest
 from choicespec.errors import ChoiceSpecError
 from choicespec.measuring.measure import TrialResult, measure
 from choicespec.records import Request
-from choicespec.results import ResultsFolder
+from choicespec.results import ResultsFolder, kept_below
 from choicespec.runtimes.scripted import ScriptedRuntime
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.method import Autoregressive, MethodSpec, Ngram
@@ -115,3 +115,35 @@ def test_a_damaged_file_is_named(folder: ResultsFolder, result: TrialResult, con
         folder.find(result.trial)
     assert str(path) in str(caught.value)
     assert "delete" in str(caught.value)
+
+
+def test_whatever_is_kept_is_found_wherever_it_lies(folder: ResultsFolder, result: TrialResult) -> None:
+    """Fails if a trial is lost because its experiment has changed, or a broken one hides the others."""
+    folder.keep(result)
+    moved = folder.folder / "search" / "another name"
+    moved.parent.mkdir()
+    folder.path(result.trial).rename(moved)
+    (folder.folder / ".half.partial").mkdir()
+    (folder.folder / ".half.partial" / "measurement.json").write_text("{")
+    (folder.folder / "broken").mkdir()
+    (folder.folder / "broken" / "measurement.json").write_text("{}")
+    (found,), (unreadable,) = kept_below(folder.folder)
+    assert (found.folder, found.trial, found.measurement) == (moved, result.trial, result.measurement)
+    assert found.traces() == result.traces
+    assert "broken" in unreadable
+
+
+def test_traces_of_before_are_read(folder: ResultsFolder, result: TrialResult) -> None:
+    """Fails if what was kept before steps told scoring and settling apart can no longer be read."""
+    folder.keep(result)
+    path = folder.path(result.trial) / "traces.parquet"
+    rows = pq.read_table(path).to_pylist()
+    for row in rows:
+        for step in row["steps"]:
+            del step["score_ms"], step["settle_ms"]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    (before,) = kept_below(folder.folder)[0]
+    plain = [
+        trace._replace(steps=tuple(s._replace(score_ms=0, settle_ms=0) for s in trace.steps)) for trace in result.traces
+    ]
+    assert list(before.traces()) == plain

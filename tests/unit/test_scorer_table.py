@@ -1,14 +1,16 @@
 """The scorer table: its rows, and the published rows beside them."""
 
-import csv
 from collections.abc import Iterator
-from importlib import resources
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from choicespec.records import Estimate
-from choicespec.reports.scorer_table import PUBLISHED, PublishedRow, counterpart, published_rows, scorer_table
+from choicespec.reports import words
+from choicespec.reports.collected import ScorerRows
+from choicespec.reports.published_rows import PublishedScorerRow, scorer_rows
+from choicespec.reports.scorer_rows import scorer_sheet
+from choicespec.reports.scorer_table import counterpart, scorer_table
 from choicespec.scorer.evaluate import Comparison, Ranking
 from choicespec.scorer.table import Row, Variant, variants
 from choicespec.spec.experiment import load_experiment
@@ -58,10 +60,8 @@ def rows_of_the_experiment() -> Iterator[Row]:
             yield row(next(variants(training)), task, experiment.pairs[name].target.precision)
 
 
-def published(target: str, hidden: str) -> PublishedRow:
-    (found,) = [
-        one for one in published_rows() if (one.target, one.hidden, one.candidates) == (target, hidden, "finite")
-    ]
+def published(target: str, hidden: str) -> PublishedScorerRow:
+    (found,) = [one for one in scorer_rows() if (one.target, one.hidden, one.candidates) == (target, hidden, "finite")]
     return found
 
 
@@ -72,30 +72,10 @@ def cells(*rows: Row) -> list[dict[str, str]]:
     return [{heading: column[number] for heading, column in columns.items()} for number in range(len(rows))]
 
 
-def test_the_published_tables_are_whole() -> None:
-    """Fails if a row of what others measured is lost, or a number of it is no number."""
-    scorer = list(csv.DictReader(PUBLISHED.read_text(encoding="utf-8").splitlines()))
-    decode_file = resources.files("choicespec.reports") / "published" / "decode.csv"
-    decode = list(csv.DictReader(decode_file.read_text(encoding="utf-8").splitlines()))
-    assert (len(decode), len(scorer)) == (92, 13)
-    assert len({tuple(one.values()) for one in decode}) == 92
-    assert len(published_rows()) == 13
-    for one in published_rows():
-        prior, best, oracle = (float(one[5]), float(one[6]), float(one[7]))
-        assert 0 < prior < best < oracle
-        assert 0 < float(one.prior_top1_percent) <= 100
-        assert 0 < float(one.scorer_top1_percent) <= 100
-    for line in decode:
-        assert None not in line.values(), "as many fields as headings"
-        assert float(line["speedup"]) > 0
-        assert float(line["decode_tokens_per_s"]) > 0
-        assert 0 <= float(line["match_percent"] or 0) <= 100  # empty where the source gives none
-
-
 def test_every_published_finite_row_has_a_counterpart() -> None:
     """Fails if the experiment that stands beside the published table leaves a row of it without one of ours."""
     found = {counterpart(one, NUM_LAYERS) for one in rows_of_the_experiment()}
-    missing = [one for one in published_rows() if one.candidates == "finite" and one not in found]
+    missing = [one for one in scorer_rows() if one.candidates == "finite" and one not in found]
     assert not missing
 
 
@@ -103,7 +83,7 @@ def test_published_rows_with_a_drafters_proposals_have_none() -> None:
     """Fails if a row of finite candidates stands beside one whose sets also hold what a drafter proposed."""
     found = {counterpart(one, NUM_LAYERS) for one in rows_of_the_experiment()} - {None}
     assert {one.candidates for one in found if one} == {"finite"}
-    assert {one.candidates for one in published_rows()} == {"finite", *UNION}
+    assert {one.candidates for one in scorer_rows()} == {"finite", *UNION}
 
 
 def test_a_row_stands_beside_the_published_one_of_its_kind() -> None:
@@ -210,3 +190,27 @@ def test_the_table_prints() -> None:
     Console(file=text, width=240).print(scorer_table(rows, NUM_LAYERS, "mine"))
     for part in ("mine", "50.0 -> 75.0 [62.5, 87.5]", "3.75 [3.62, 3.88]", "Qwen3-4B (Python) bf16: 63.0 -> 70.8"):
         assert part in text.getvalue()
+
+
+def test_the_report_has_every_published_row_and_every_own() -> None:
+    """Fails if a published row is left out or a difference has the wrong sign, or an ablation is not shown."""
+    main, ablation = (variant for variant in variants(TRAINING) if variant.name in ("scorer", "without hidden state"))
+    rows = scorer_sheet([ScorerRows("mine", NUM_LAYERS, (row(ablation), row(main)))]).rows
+    assert len(rows) == 13 + 1
+    assert [line[1] for line in rows].count(words.NOT_MEASURED) == 12
+    first, *_, last = rows
+    assert first == (
+        "Qwen3-4B\nbf16, finite",
+        "tool_call, scorer\nfloat32 (mine)",
+        "64",
+        "60.3 → 80.3",
+        "50.0 → 75.0\n[62.5, 87.5]",
+        "-5.3",
+        "3.84 → 4.73 (5.48)",
+        "2.00 → 2.50 (3.00)\n[2.38, 2.62]",
+        "-2.23",
+        "50",
+        "3.00 → 3.75 (4.00)\n[3.62, 3.88]",
+    )
+    assert last[:2] == ("", "tool_call, without hidden state\nfloat32 (mine)")
+    assert (last[5], last[8]) == ("", "")

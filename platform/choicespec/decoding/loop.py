@@ -35,6 +35,7 @@ def decode(target: Target, proposer: Proposer, request: Request, stop: StopRule)
         draft = proposer.propose(token_ids, request.max_new_tokens - len(output_ids) - 1)
         proposed = perf_counter()
         own_ids = target.verify((token_ids[-1], *draft.token_ids))
+        verified = perf_counter()
         accepted = count_accepted(draft.token_ids, own_ids)
         target.keep(accepted + 1)
         kept, finish = stop.cut(output_ids, own_ids[: accepted + 1])
@@ -46,6 +47,8 @@ def decode(target: Target, proposer: Proposer, request: Request, stop: StopRule)
             source=draft.source,
             propose_ms=(proposed - started) * 1e3,
             verify_ms=(ended - proposed) * 1e3,
+            score_ms=draft.score_ms,
+            settle_ms=(ended - verified) * 1e3,
         )
         yield Block(kept, step, finish, (ended - started) * 1e3)
         started = perf_counter()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 from itertools import takewhile
+from time import perf_counter
 from typing import Protocol
 
 from choicespec.candidates.request import RequestCandidates
@@ -11,7 +12,6 @@ from choicespec.decoding.step_cost import Costs, best_length
 from choicespec.drafters.union import CalledDrafter, Payoff, Weighed, improve
 from choicespec.records import Proposal, Request
 
-_NOTHING = Proposal((), "")
 REMEMBERED = 0.95  # of the running rate, a step
 
 
@@ -116,11 +116,13 @@ class ChoiceDrafter:
 
     def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
         """The best draft's first tokens, or nothing where there is none or none pays."""
-        best, drafting_ms = self._best_candidate(token_ids, limit), 0.0
+        best, score_ms = self._best_candidate(token_ids, limit)
+        drafting_ms = 0.0
         if limit > 0:
             best, drafting_ms = improve(best, self._drafters, token_ids, min(limit, self._block_length))
         self._payoff.take(best, drafting_ms)
-        return Proposal(tuple(best.token_ids[: best.length]), best.source) if best.length else _NOTHING
+        source = best.source if best.length else ""
+        return Proposal(tuple(best.token_ids[: best.length]), source, score_ms=score_ms)
 
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:
         """Keep the output for later requests; the same request never sees its own."""
@@ -128,10 +130,12 @@ class ChoiceDrafter:
         for drafter in self._drafters:
             drafter.finish(request, output_ids)
 
-    def _best_candidate(self, token_ids: Sequence[int], limit: int) -> Weighed:
-        """The ranker's choice, weighed; an empty draft where there is no candidate."""
+    def _best_candidate(self, token_ids: Sequence[int], limit: int) -> tuple[Weighed, float]:
+        """The ranker's choice, weighed, and what ranking took in ms; an empty draft where there is no candidate."""
         found = self._candidates.candidates(token_ids, limit)
         if not found:
-            return self._payoff.weigh((), "", ())
+            return self._payoff.weigh((), "", ()), 0.0
+        started = perf_counter()
         candidate, survival = self._ranker.best(found, token_ids[-1])
-        return self._payoff.weigh(candidate.token_ids, candidate.source, survival)
+        score_ms = (perf_counter() - started) * 1e3
+        return self._payoff.weigh(candidate.token_ids, candidate.source, survival), score_ms

@@ -1,54 +1,25 @@
 """The scorer table, with the published row that each of ours corresponds to."""
 
-import csv
 from collections.abc import Sequence
-from importlib import resources
-from typing import NamedTuple
 
 from rich.table import Table
 
+from choicespec.reports.published_rows import PublishedScorerRow, scorer_rows
 from choicespec.reports.tables import figure
 from choicespec.scorer.table import Row
 
-PUBLISHED = resources.files("choicespec.reports") / "published" / "scorer.csv"
 _FINITE = "finite"
 _LAST_LAYER, _EARLIER_LAYER = "bf16 (layer 64)", "bf16 (layer 48)"  # of 64
 _EARLIER = (0.7, 0.9)  # of the depth: what three quarters is compared with
 
 
-class PublishedRow(NamedTuple):
-    """A row of the published scorer table, as its file has it."""
-
-    target: str
-    hidden: str
-    candidates: str
-    prior_top1_percent: str
-    scorer_top1_percent: str
-    accepted_prior: str
-    accepted_scorer: str
-    accepted_oracle: str
-
-    @property
-    def figures(self) -> str:
-        """Top-1 and accepted tokens over all positions."""
-        return (
-            f"{self.prior_top1_percent} -> {self.scorer_top1_percent}; "
-            f"{self.accepted_prior} -> {self.accepted_scorer} ({self.accepted_oracle})"
-        )
-
-
-def published_rows() -> list[PublishedRow]:
-    """The published scorer table."""
-    return [PublishedRow(**row) for row in csv.DictReader(PUBLISHED.read_text(encoding="utf-8").splitlines())]
-
-
-def counterpart(row: Row, num_layers: int) -> PublishedRow | None:
+def counterpart(row: Row, num_layers: int) -> PublishedScorerRow | None:
     """The published row that a row of ours corresponds to; None where nothing like it was published."""
     variant = row.variant
     if variant.split_by != "prompt" or not (variant.hidden_states and variant.prior) or variant.name.startswith("seed"):
         return None
     wanted = _code_row(row) if row.task == "python_repo" else _tool_call_row(row, max(variant.layers) / num_layers)
-    found = [one for one in published_rows() if (one.target, one.hidden) == wanted and one.candidates == _FINITE]
+    found = [one for one in scorer_rows() if (one.target, one.hidden) == wanted and one.candidates == _FINITE]
     return found[0] if found else None
 
 
