@@ -23,6 +23,7 @@ from choicespec.measuring.objectives import front, worth
 from choicespec.measuring.race import rate_ratio
 from choicespec.records import Measurement
 from choicespec.replay.predicted import FILE as PREDICTED
+from choicespec.replay.predicted import Predicted, keep_predicted
 from choicespec.replay.recorded import RecordedPair
 from choicespec.replay.simulate import Replay
 from choicespec.replay.sweep import Settings, Tried, finalists
