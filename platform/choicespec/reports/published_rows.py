@@ -20,7 +20,7 @@ _TARGETS = {
     "RedHatAI/Qwen3.8-27B-NVFP4": "Qwen3.8-27B",
     "Qwen/Qwen3.8-Flash-Next-FP8": "Qwen3.8-Flash-Next (MoE)",
 }
-_GGUFS = {"Qwen3.8-27B-Q4_K_M.gguf": ("Qwen3.8-27B", "GGUF Q4_K_M")}
+_GGUFS = dict.fromkeys(("Qwen3.8-27B-Q4_K_M.gguf", "Qwen3.8-27B-UD-Q4_K_M.gguf"), ("Qwen3.8-27B", "GGUF Q4_K_M"))
 _QUANTIZATIONS = {None: "bf16", "fp8": "FP8", "nf4": "NF4 bitsandbytes", "awq": "AWQ INT4", "nvfp4": "NVFP4"}
 _RUNTIMES = {"hf": "transformers (eager)", "vllm": "vLLM 0.29", "llamacpp": "llama.cpp"}
 _TASKS = {"tool_call": "Tool Call", "python_repo": "Python (repo)"}
