@@ -144,6 +144,19 @@ def counterparts(trial: TrialSpec) -> tuple[PublishedRow, ...]:
     )
 
 
+def cpu_refusal(trial: TrialSpec) -> str | None:
+    """Why a trial's path cannot be tried on a CPU, even with a small random model of its architecture; None if it can.
+
+    The GPUs, and the format that weights are stored in, are then left out.
+    """
+    kind, pair, method = trial.runtime.kind, trial.pair, trial.method
+    if kind == "vllm" and pair.target.tensor_parallel > 1:
+        return "vllm: a forward pass over several GPUs, of a family that it has kernels of for GPUs alone"
+    if kind == "vllm" and isinstance(method, Draft) and pair.drafters[method.drafter].kind == "dflash2":
+        return "vllm: DFlash2 runs in its second model runner, which needs a GPU"
+    return None
+
+
 def _lines(name: str) -> Iterator[dict[str, str]]:
     return csv.DictReader((_FOLDER / name).read_text(encoding="utf-8").splitlines())
 
