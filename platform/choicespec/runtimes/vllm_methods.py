@@ -116,6 +116,8 @@ def engine_arguments(
 def loses_state(config: Mapping[str, Any]) -> bool:
     """Whether a target has layers with a recurrent state, which cannot be rolled back by cropping."""
     text = config.get("text_config") or config
+    if int(text.get("full_attention_interval") or 1) > 1:  # says the same of families that give no layer_types
+        return True
     return any(kind in ("linear_attention", "mamba") for kind in text.get("layer_types") or ())
 
 
