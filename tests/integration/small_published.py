@@ -87,9 +87,8 @@ class SmallPublished:
     @cache  # noqa: B019 - as long as the test
     def _qwen3_5(self) -> dict[str, Any]:
         target = save_checkpoint(self._folder / "qwen3_5", small_hybrid("qwen3_5_text"))
-        weights = load_file(target / "model.safetensors") | renamed(
-            scattered(MtpNet(read_mtp(str(target), SHAPE, None))), NATIVE
-        )
+        head = scattered(MtpNet(read_mtp(str(target), SHAPE, None)))
+        weights = load_file(target / "model.safetensors") | renamed(head, NATIVE)
         save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
         reads = {"mask_token_id": MASK, "target_layer_ids": [layer - 1 for layer in TAPPED], **SIZES}
         config = zlab_config(block_size=_BLOCK, dflash_config=reads, **WINDOW)
