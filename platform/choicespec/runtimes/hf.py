@@ -64,7 +64,7 @@ class HfRuntime:
             tokenizer = AutoTokenizer.from_pretrained(self._checkpoint, revision=pair.target.revision)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot read {pair.target.model!r}: {error}") from error
-        self.tokenizer: Tokenizer = HfTokenizer(tokenizer)
+        self.tokenizer: Tokenizer = HfTokenizer(tokenizer, pair.target.template_settings)
         config = self._config.get_text_config()
         self.context_tokens: int = config.max_position_embeddings
         self.precision = pair.target.precision

@@ -49,7 +49,7 @@ class VllmRuntime:
             raise SpecError(
                 f"runtime.context_tokens={spec.context_tokens} exceeds the {trained} that the target was trained for"
             )
-        self.tokenizer = HfTokenizer(tokenizer)
+        self.tokenizer = HfTokenizer(tokenizer, pair.target.template_settings)
         self.context_tokens: int = spec.context_tokens or trained
         self.warm_methods: int | None = spec.engines
         self.knows_steps = True

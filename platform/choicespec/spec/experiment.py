@@ -223,6 +223,17 @@ def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:
             raise ValueError(f"{where}: unknown name {name!r}; known: {', '.join(known) or 'none'}")
 
 
+def load_experiments(name: str, folder: Path) -> list[ExperimentSpec]:
+    """Read one experiment as ``load_experiment``, or every one of ``folder/NAME/``, in the order of their names.
+
+    Raises:
+        SpecError: as ``load_experiment``.
+    """
+    if (folder / name).is_dir():
+        return [load_experiment(str(path), folder) for path in sorted((folder / name).glob("*.yaml"))]
+    return [load_experiment(name, folder)]
+
+
 def load_experiment(name: str, folder: Path) -> ExperimentSpec:
     """Read ``folder/NAME.yaml``, or the YAML file at a path.
 
@@ -231,7 +242,7 @@ def load_experiment(name: str, folder: Path) -> ExperimentSpec:
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        known = ", ".join(sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")))
         raise SpecError(f"no experiment at {path}; known names: {known}; or give the path of a .yaml file")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
