@@ -21,7 +21,7 @@ from choicespec.runtimes.quantized import loading_settings, stored_as
 from choicespec.runtimes.vllm_methods import engine_arguments, speculation
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.method import Draft, Ngram
-from choicespec.spec.runtime import VllmRuntimeSpec
+from choicespec.spec.runtime import LlamaCppRuntimeSpec, VllmRuntimeSpec
 from integration.small_published import SmallPublished, published_trials
 from transformers import AutoConfig
 from transformers.quantizers.auto import AutoQuantizationConfig
@@ -159,6 +159,7 @@ def test_llama_cpp_takes_every_row(tmp_path: Path) -> None:
     for trial in published_trials():
         if trial.runtime.kind == "llamacpp":
             changed = small.of(trial)
+            assert isinstance(changed.runtime, LlamaCppRuntimeSpec)
             flags = LlamaCppRuntime(changed.runtime, changed.pair).engine_settings(changed.method)["flags"]
             speculative = read_parameters(xllamacpp, flags.split()).speculative
             said = speculative.ngram_simple.size_m if isinstance(trial.method, Ngram) else speculative.draft.n_max

@@ -157,7 +157,7 @@ def _own_head_bytes(target: TargetSpec) -> float:
     """A layer of the target's with full attention, and the projection before it."""
     text = dict(_text(describe(target.model, target.revision).config))
     text |= {"num_hidden_layers": 1, "full_attention_interval": 1, "layer_types": None, "ple_layer_ids": []}
-    projection = 2 * text["hidden_size"] ** 2
+    projection = 2 * int(text["hidden_size"]) ** 2
     return (_parameters(json.dumps(text)).decoder + projection) * _DTYPE_BYTES[target.dtype]
 
 
@@ -167,7 +167,7 @@ def _cache_bytes(trial: TrialSpec) -> float:
         return runtime.kv_cache_gib * _GIB  # of each engine on each GPU
     target, task = trial.pair.target, trial.task
     text = _text(describe(target.model, target.revision).config)
-    tokens = text["max_position_embeddings"]
+    tokens = int(text["max_position_embeddings"])
     if isinstance(runtime, LlamaCppRuntimeSpec):
         tokens = runtime.context_tokens or tokens
     elif isinstance(task.context_tokens, int):
@@ -180,16 +180,16 @@ def _cache_bytes(trial: TrialSpec) -> float:
 def _token_bytes(text: Mapping[str, Any]) -> float:
     """Keys and values of a token, in all layers that keep them."""
     head_size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
-    return _CACHE_BYTES * 2 * text["num_key_value_heads"] * head_size * _full_layers(text)
+    return _CACHE_BYTES * 2 * int(text["num_key_value_heads"] * head_size) * _full_layers(text)
 
 
 def _recurrent_bytes(text: Mapping[str, Any]) -> float:
     """States of the layers with linear attention, of which there is one a request."""
-    linear = text["num_hidden_layers"] - _full_layers(text)
+    linear = int(text["num_hidden_layers"]) - _full_layers(text)
     if not linear:
         return 0.0
-    sizes = text["linear_num_value_heads"] * text["linear_key_head_dim"] * text["linear_value_head_dim"]
-    return _STATE_BYTES * linear * sizes
+    numbers = text["linear_num_value_heads"] * text["linear_key_head_dim"] * text["linear_value_head_dim"]
+    return _STATE_BYTES * linear * int(numbers)
 
 
 def _full_layers(text: Mapping[str, Any]) -> int:

@@ -17,16 +17,20 @@ class Anything(type):
     """A class that has every attribute."""
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything(name, (), {})
+        return _anything(name)
 
 
 class EmptyModule(ModuleType):
     """A module that has every attribute."""
 
     def __getattr__(self, name: str) -> Any:
-        return Anything.__getattr__(Anything, name)
+        return _anything(name)
+
+
+def _anything(name: str) -> Anything:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Anything(name, (), {})
 
 
 class Finder(MetaPathFinder, Loader):
