@@ -11,7 +11,9 @@ from choicespec.spec.experiment import ExperimentSpec, TrialSpec
 from choicespec.spec.search import Dimension, Range, Value
 
 _AT_ONCE = 100  # asked before any of them is judged
-_RANDOM_SHARE = 10  # of a shard, one in so many is drawn at random before the model of what is good starts
+_RANDOM_SHARE = 10  # at least one in so many is drawn at random before the model of what is good starts
+_INFORMED = 500  # at most so many are proposed by that model: each takes as long as the replay of tens
+_KNOWN_TO_IT = 100  # the best so far, and as many of the others
 _SPACE = "space"
 
 
@@ -90,7 +92,7 @@ class Setting(NamedTuple):
 
 
 class Settings:
-    """Proposals in an experiment's search, each better informed by what was told of the others.
+    """Proposals in an experiment's search: at random first, then by a model of what was told to be good.
 
     Args:
         experiment: with a search.
@@ -103,13 +105,15 @@ class Settings:
         assert experiment.search is not None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._experiment, self._task, self._spaces = experiment, task, experiment.search.spaces
-        sampler = optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=max(2 * len(self._spaces), settings // _RANDOM_SHARE)
-        )
-        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._seed, self._asked, self._told, self._is_informed = seed, 0, 0, False
+        self._at_random = max(2 * len(self._spaces), settings // _RANDOM_SHARE, settings - _INFORMED)
+        self._study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed))
 
     def ask(self) -> Setting:
         """The next one."""
+        if not self._is_informed and self._asked >= self._at_random and self._asked == self._told:
+            self._study, self._is_informed = self._informed(), True
+        self._asked += 1
         trial = self._study.ask()
         name = str(trial.suggest_categorical(_SPACE, sorted(self._spaces)))
         space = self._spaces[name]
@@ -124,6 +128,18 @@ class Settings:
         """How good it was; None where it cannot be."""
         state = optuna.trial.TrialState.FAIL if tokens_per_s is None else optuna.trial.TrialState.COMPLETE
         self._study.tell(setting.number, tokens_per_s, state)
+        self._told += 1
+
+    def _informed(self) -> optuna.Study:
+        """A study by TPE that knows what was found at random; not all of it, which would cost time at each proposal."""
+        found = sorted(
+            self._study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)), key=lambda one: one.value or 0.0
+        )[::-1]
+        best, others = found[:_KNOWN_TO_IT], found[_KNOWN_TO_IT:]
+        sampler = optuna.samplers.TPESampler(seed=self._seed, n_startup_trials=1)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study.add_trials([*best, *others[:: max(1, len(others) // _KNOWN_TO_IT)]])
+        return study
 
 
 def _suggest(trial: optuna.Trial, name: str, dimension: Dimension) -> Value:
