@@ -68,12 +68,12 @@ def record(
     missing = wanted.folder.begin(manifest)
     what = (wanted.layers, wanted.prompt_states)
     pending = {_submit(wanted, _record_chunk, chunks[index], *what): index for index in missing}
-    done = len(chunks) - len(missing)
-    on_progress(f"recording {wanted.task.label} ({wanted.task.split}): {done}/{len(chunks)} chunks")
-    for index, chunk in _as_they_come(wanted.task, pending):
+
+    def say(left: int) -> None:
+        on_progress(f"recording {wanted.task.label} ({wanted.task.split}): {len(chunks) - left}/{len(chunks)} chunks")
+
+    for index, chunk in _as_they_come(wanted.task, pending, say):
         wanted.folder.add(index, chunk)
-        done += 1
-        on_progress(f"recording {wanted.task.label} ({wanted.task.split}): {done}/{len(chunks)} chunks")
 
 
 def draft(
@@ -94,21 +94,23 @@ def draft(
     outputs = [(one.request, one.output_ids) for one in recorded]
     chunks = [outputs[start : start + batch_size] for start in range(0, len(outputs), batch_size)]
     pending = {_submit(wanted, _draft_chunk, chunk, method): index for index, chunk in enumerate(chunks)}
-    drafts: dict[int, list[list[Proposal]]] = {}
-    for index, chunk in _as_they_come(wanted.task, pending):
-        drafts[index] = chunk
-        on_progress(f"{method.drafter} on {wanted.task.label}: {len(drafts)}/{len(chunks)} chunks")
+
+    def say(left: int) -> None:
+        on_progress(f"{method.drafter} on {wanted.task.label}: {len(chunks) - left}/{len(chunks)} chunks")
+
+    drafts: dict[int, list[list[Proposal]]] = dict(_as_they_come(wanted.task, pending, say))
     return [one for index in range(len(chunks)) for request in drafts[index] for one in request]
 
 
-def _as_they_come(task: TaskSpec, pending: dict[Any, int]) -> Iterator[tuple[int, Any]]:
-    """What tasks of Ray return, each with its number.
+def _as_they_come(task: TaskSpec, pending: dict[Any, int], say: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
+    """What tasks of Ray return, each with its number; how many are left is said before each.
 
     Raises:
         RecordingError: one failed; the others are cancelled.
     """
     try:
         while pending:
+            say(len(pending))
             [ready], _ = ray.wait(list(pending), num_returns=1)
             yield pending.pop(ready), ray.get(ready)
     except RayError as error:  # what a worker raised, or its death
