@@ -21,8 +21,8 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 EXPERIMENTS = Path(__file__).parents[2] / "jobs" / "experiments"
-_GPUS_OF_NODES = (0, 1, 1, 4)  # a CPU head, two workers with one GPU, one with four
-_CORES = 16
+# A CPU head, two workers with one GPU, one with four. Ray starts a process a core, so there are few.
+_GPUS_AND_CORES_OF_NODES = ((0, 1), (1, 3), (1, 3), (4, 6))
 _WORKERS = 8  # more than there are GPUs for
 _LONG = 20  # prompts
 _SOON = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}  # until a silent node counts as lost
@@ -42,9 +42,9 @@ def nodes() -> Iterator[Nodes]:
     cluster = Cluster()
     try:
         made = []
-        for index, gpus in enumerate(_GPUS_OF_NODES):
-            settings = {} if index else {"_system_config": _SOON}
-            made.append(cluster.add_node(num_cpus=_CORES, num_gpus=gpus, include_dashboard=False, **settings))
+        for gpus, cores in _GPUS_AND_CORES_OF_NODES:
+            settings = {} if made else {"_system_config": _SOON}
+            made.append(cluster.add_node(num_cpus=cores, num_gpus=gpus, include_dashboard=False, **settings))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(ADDRESS_VARIABLE, cluster.address)
             with ray_session():
@@ -57,7 +57,7 @@ def _scripted(experiment: ExperimentSpec, trial: TrialSpec, tasks: dict[str, Tas
     """A trial as a table model can run it, with short prompts: everything of it that a cluster sees is kept.
 
     A table has no drafters and no scorer. Whatever drafts looks up as many tokens instead, with the method's number as
-    the longest suffix, so that no two methods become one. The runtimes stay apart by a core.
+    the longest suffix, so that no two methods become one. The runtimes are told apart by their cores.
     """
     number = list(experiment.methods.values()).index(trial.method) + 1
     method = trial.method
@@ -66,7 +66,7 @@ def _scripted(experiment: ExperimentSpec, trial: TrialSpec, tasks: dict[str, Tas
         assert isinstance(method, Ngram | Draft | Choice)
         length = method.block_length if isinstance(method, Choice) else method.num_draft_tokens
         stands_for = Ngram(num_draft_tokens=length, max_ngram=number)
-    cores = trial.runtime.threads + list(experiment.runtimes.values()).index(trial.runtime)
+    cores = 1 + list(experiment.runtimes.values()).index(trial.runtime)
     changes = {
         "method": stands_for,
         "runtime": ScriptedRuntimeSpec(threads=cores),
