@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import ray
+import ray._private.state
 from choicespec.cluster.connect import ADDRESS_VARIABLE, ray_session
 from choicespec.cluster.grid import Failure, Grid
 from choicespec.measuring.measure import TrialResult
@@ -13,13 +14,17 @@ from choicespec.reports.published_rows import counterparts
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiments
 from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram
 from choicespec.spec.runtime import ScriptedRuntimeSpec
+from choicespec.spec.task import TaskSpec
+from integration.scripted_experiments import scripted_experiment
+from pydantic import TypeAdapter
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 EXPERIMENTS = Path(__file__).parents[2] / "jobs" / "experiments"
-_GPUS_OF_NODES = (0, 1, 1, 4)  # a CPU head, two workers with one GPU, one with four
-_CORES = 16
+# A CPU head, two workers with one GPU, one with four. Ray starts a process a core, so there are few.
+_GPUS_AND_CORES_OF_NODES = ((0, 1), (1, 3), (1, 3), (4, 6))
 _WORKERS = 8  # more than there are GPUs for
+_LONG = 20  # prompts
 _SOON = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}  # until a silent node counts as lost
 
 
@@ -37,9 +42,9 @@ def nodes() -> Iterator[Nodes]:
     cluster = Cluster()
     try:
         made = []
-        for index, gpus in enumerate(_GPUS_OF_NODES):
-            settings = {} if index else {"_system_config": _SOON}
-            made.append(cluster.add_node(num_cpus=_CORES, num_gpus=gpus, include_dashboard=False, **settings))
+        for gpus, cores in _GPUS_AND_CORES_OF_NODES:
+            settings = {} if made else {"_system_config": _SOON}
+            made.append(cluster.add_node(num_cpus=cores, num_gpus=gpus, include_dashboard=False, **settings))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(ADDRESS_VARIABLE, cluster.address)
             with ray_session():
@@ -48,11 +53,11 @@ def nodes() -> Iterator[Nodes]:
         cluster.shutdown()
 
 
-def _scripted(experiment: ExperimentSpec, trial: TrialSpec) -> TrialSpec:
-    """A trial as a table model can run it, with one short prompt: everything of it that a cluster sees is kept.
+def _scripted(experiment: ExperimentSpec, trial: TrialSpec, tasks: dict[str, TaskSpec]) -> TrialSpec:
+    """A trial as a table model can run it, with short prompts: everything of it that a cluster sees is kept.
 
     A table has no drafters and no scorer. Whatever drafts looks up as many tokens instead, with the method's number as
-    the longest suffix, so that no two methods become one. The runtimes stay apart by a core.
+    the longest suffix, so that no two methods become one. The runtimes are told apart by their cores.
     """
     number = list(experiment.methods.values()).index(trial.method) + 1
     method = trial.method
@@ -61,14 +66,25 @@ def _scripted(experiment: ExperimentSpec, trial: TrialSpec) -> TrialSpec:
         assert isinstance(method, Ngram | Draft | Choice)
         length = method.block_length if isinstance(method, Choice) else method.num_draft_tokens
         stands_for = Ngram(num_draft_tokens=length, max_ngram=number)
-    cores = trial.runtime.threads + list(experiment.runtimes.values()).index(trial.runtime)
-    task = trial.task.model_copy(update={"limit": 1, "max_new_tokens": 8})
-    changes = {"method": stands_for, "runtime": ScriptedRuntimeSpec(threads=cores), "task": task}
+    cores = 1 + list(experiment.runtimes.values()).index(trial.runtime)
+    changes = {
+        "method": stands_for,
+        "runtime": ScriptedRuntimeSpec(threads=cores),
+        "task": tasks[trial.task.label],
+    }
     return trial.model_copy(update=changes)
 
 
+def _tasks(folder: Path, experiment: ExperimentSpec) -> dict[str, TaskSpec]:
+    """A chat log for each task, by the task's label; those of the first experiment take a worker seconds."""
+    prompts = _LONG if experiment.name == "qwen3-4b" else 1
+    logs = scripted_experiment(folder, {f"{experiment.name}-{name}": prompts for name in experiment.tasks})["tasks"]
+    logs = {name: TypeAdapter(TaskSpec).validate_python(log) for name, log in logs.items()}
+    return {task.label: logs[f"{experiment.name}-{name}"] for name, task in experiment.tasks.items()}
+
+
 class Watch:
-    """Sees where the workers are at each sign of life, and takes one node away as soon as it holds a worker.
+    """Sees where the workers are at each sign of life, and takes a node away as soon as a worker is up on it.
 
     Attributes:
         placed: the GPUs of a worker, with the nodes that hold them, of every worker seen.
@@ -87,21 +103,23 @@ class Watch:
             if group["state"] == "CREATED":
                 gpus = sum(bundle.get("GPU", 0) for bundle in group["bundles"].values())
                 self.placed.add((gpus, tuple(sorted(set(group["bundles_to_node_id"].values())))))
-        busy = {node for _, holding in self.placed for node in holding}
+        actors = ray._private.state.actors().values()
+        workers = [actor for actor in actors if actor["ActorClassName"] == "Worker" and actor["State"] == "ALIVE"]
+        busy = {actor["Address"]["NodeID"] for actor in workers}
         victim = next((node for node in self._nodes.with_one if node.node_id in busy), None)
         if victim is not None and self.lost is None:
             self.lost = victim
             self._nodes.cluster.remove_node(victim, allow_graceful=False)
 
 
-def test_every_published_trial_runs_once_though_a_node_is_lost(nodes: Nodes) -> None:
+def test_every_published_trial_runs_once_though_a_node_is_lost(nodes: Nodes, tmp_path: Path) -> None:
     """Fails if a tensor-parallel group is split over nodes, if workers that wait for each other's GPUs wait for ever
     (11 pairs, 6 GPUs), or if what a lost node was measuring is lost with it, or measured twice."""
     trials = []
     for experiment in load_experiments("published", EXPERIMENTS):
-        asked = experiment.trials()
+        asked, tasks = experiment.trials(), _tasks(tmp_path, experiment)
         assert all(map(counterparts, asked))
-        trials += [_scripted(experiment, trial) for trial in asked]
+        trials += [_scripted(experiment, trial, tasks) for trial in asked]
     assert len(set(trials)) == len(trials) == 91
     results: list[TrialResult] = []
     watch = Watch(nodes)
