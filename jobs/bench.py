@@ -8,26 +8,21 @@ from pathlib import Path
 
 from choicespec.cluster.connect import on_cluster, ray_session
 from choicespec.cluster.grid import Failure, Grid
-from choicespec.cluster.placement import describe_shortage, fits_a_node
-from choicespec.errors import ChoiceSpecError, TrackingError
+from choicespec.errors import ChoiceSpecError, TrackingError, Unsupported
 from choicespec.measuring.measure import TrialResult
 from choicespec.records import Measurement
-from choicespec.reports.scorer_table import scorer_table
+from choicespec.reports.agreement import agreement_table, agreements
 from choicespec.reports.tables import divergence_table, result_table
 from choicespec.results import ResultsFolder
 from choicespec.runtimes.checkpoints import check_checkpoint
-from choicespec.runtimes.pair_parts import scorer_of
 from choicespec.runtimes.runtime import check_supported
-from choicespec.serving.champion import promote_best
-from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
+from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiments
 from choicespec.spec.method import uses_scorer
-from choicespec.spec.resources import bundle
+from choicespec.spec.pair import PairSpec
 from choicespec.tasks.prompts import open_task
 from choicespec.tracking import ChampionRegistry, ExperimentRun, tracking_uri
-from rich.markup import escape
-from rich.table import Table
 
-from jobs.record import replay
+from jobs.dry_run import dry_run, nothing_fetched
 from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say
 
 _MOST_LISTED = 5
@@ -37,18 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job; 0 when every trial has a result, 1 when some failed, 2 when what was asked is wrong."""
     args = _parse(arguments)
     try:
-        experiment = load_experiment(args.experiment, EXPERIMENTS).narrowed(
-            limit=args.limit, tasks=args.tasks, methods=args.methods
-        )
-        results = ResultsFolder(home() / "results" / experiment.name)
+        experiments = [
+            experiment.narrowed(limit=args.limit, tasks=args.tasks, methods=args.methods)
+            for experiment in load_experiments(args.experiment, EXPERIMENTS)
+        ]
         if args.dry_run:
-            return _dry_run(experiment, results)
-        if args.replay:
-            return replay(experiment, args.costs)
-        status = _log_only(experiment, results) if args.log_only else _bench(experiment, results, args)
-        if args.promote:
-            _promote(experiment, results)
-        return status
+            _dry_run(experiments)
+            return 0
+        return max(_run(experiment, args) for experiment in experiments)
     except ChoiceSpecError as error:
         say(f"error: {error}", "red")
         return 2
@@ -57,9 +48,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _dry_run(experiments: Sequence[ExperimentSpec]) -> None:
+    for experiment in experiments:
+        _check_tasks(experiment)
+    with ray_session(), nothing_fetched():
+        for experiment in experiments:
+            dry_run(experiment, _results(experiment), _refusal)
+
+
+def _run(experiment: ExperimentSpec, args: argparse.Namespace) -> int:
+    results = _results(experiment)
+    if args.replay:
+        from jobs.record import replay  # with torch; whoever does not replay need not wait for it
+
+        return replay(experiment, args.costs)
+    status = _log_only(experiment, results) if args.log_only else _bench(experiment, results, args)
+    if args.promote:
+        _promote(experiment, results)
+    return status
+
+
+def _results(experiment: ExperimentSpec) -> ResultsFolder:
+    return ResultsFolder(home() / "results" / experiment.name)
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="jobs.bench", description=__doc__)
-    parser.add_argument("experiment", help="a name in jobs/experiments, or the path of a .yaml file")
+    parser.add_argument("experiment", help="a name or a folder in jobs/experiments, or the path of a .yaml file")
     parser.add_argument("--limit", type=int, help="prompts a task")
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these of the experiment's tasks")
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="only these of the experiment's methods")
@@ -90,27 +105,11 @@ def _refusal(trial: TrialSpec) -> str | None:
         check_supported(trial.runtime, trial.pair, trial.method)
         if trial.runtime.kind in ("hf", "vllm"):
             check_checkpoint(trial.pair.target.model, trial.pair.target.revision)
+    except Unsupported as error:
+        return error.why
     except ChoiceSpecError as error:
         return str(error)
     return None
-
-
-def _dry_run(experiment: ExperimentSpec, results: ResultsFolder) -> int:
-    _check_tasks(experiment)
-    table = Table(title=f"{experiment.name}: {len(experiment.trials())} trials")
-    for name in ("fingerprint", "pair", "runtime", "task", "method", "needs", "can it run here?"):
-        table.add_column(name, overflow="fold")
-    with ray_session():
-        for trial in experiment.trials():
-            asked = bundle(trial.pair, trial.runtime)
-            verdict = _refusal(trial) or (None if fits_a_node(asked) else describe_shortage(asked))
-            if verdict is None:
-                verdict = "measured already" if results.find(trial) else "yes"
-            needs = ", ".join(f"{amount:g} {name}" for name, amount in asked.items())
-            labels = (escape(trial.pair.label), trial.runtime.kind, trial.task.label, trial.method.label)
-            table.add_row(trial.fingerprint(), *labels, needs, escape(verdict))
-    console.print(table)
-    return 0
 
 
 def _log_only(experiment: ExperimentSpec, results: ResultsFolder) -> int:
@@ -153,17 +152,19 @@ def _measure(
 ) -> list[Failure]:
     with ray_session():
         grid = Grid(
-            on_result=keep,
             on_progress=ProgressLines(),
             on_notice=lambda line: say(line, "yellow"),
             max_workers=args.workers,
             placement_timeout_s=args.placement_timeout_s,
             can_grow=on_cluster(),
         )
-        return grid.run(trials)
+        with grid:
+            return grid.run(trials, keep)
 
 
 def _promote(experiment: ExperimentSpec, results: ResultsFolder) -> None:
+    from choicespec.serving.champion import promote_best  # with torch, too
+
     for line in promote_best(ChampionRegistry(tracking_uri(home())), results.find_all(experiment.trials())):
         say(line)
 
@@ -175,13 +176,11 @@ def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequen
         divergences = divergence_table(rows)
         if divergences is not None:
             console.print(divergences)
+    agreed = agreement_table(agreements({trial: results.traces(trial) for trial, _ in rows}))
+    if agreed is not None:
+        console.print(agreed)
     for pair in dict.fromkeys(trial.pair for trial, _ in rows if uses_scorer(trial.method)):
-        try:
-            manifest = scorer_of(pair)
-        except ChoiceSpecError as error:  # it was there when these rows were measured
-            say(str(error), "yellow")
-            continue
-        console.print(scorer_table(manifest.held_out, manifest.target.num_layers, "the scorer, as it was saved"))
+        _report_scorer(pair)
     omitted = list(dict.fromkeys(prompt for _, found in rows for prompt in found.omitted))
     if omitted:
         some = "\n  ".join(omitted[:_MOST_LISTED])
@@ -191,6 +190,18 @@ def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequen
     for failure in failures:
         say(f"no result: {failure.trial.label}: {failure.reason}", "red")
     console.print(f"kept in {results.folder}; see the runs with: make ui", markup=False)
+
+
+def _report_scorer(pair: PairSpec) -> None:
+    from choicespec.reports.scorer_table import scorer_table  # with torch, too
+    from choicespec.runtimes.pair_parts import scorer_of
+
+    try:
+        manifest = scorer_of(pair)
+    except ChoiceSpecError as error:  # it was there when these rows were measured
+        say(str(error), "yellow")
+        return
+    console.print(scorer_table(manifest.held_out, manifest.target.num_layers, "the scorer, as it was saved"))
 
 
 class _Log:

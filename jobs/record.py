@@ -8,21 +8,25 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from choicespec.cluster.connect import on_cluster, ray_session
 from choicespec.cluster.costs import measure_on_worker
-from choicespec.cluster.recording import Wanted, record
+from choicespec.cluster.recording import Wanted, draft, record
 from choicespec.errors import ChoiceSpecError, RecordingError, TrackingError
 from choicespec.measuring.cost import load_costs
+from choicespec.replay.drafted import drafted_of
 from choicespec.replay.predicted import Predicted, keep_predicted
 from choicespec.replay.recorded import RecordedPair
 from choicespec.replay.simulate import Replay
 from choicespec.reports.charts import cost_chart
 from choicespec.reports.replay_tables import cost_table, replay_table
 from choicespec.runtimes.checkpoints import check_checkpoint
+from choicespec.runtimes.pair_parts import drafter_refusal
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
-from choicespec.spec.method import Autoregressive, Choice, TransformersGenerate, drafters_of, is_oracle
-from choicespec.spec.runtime import HfRuntimeSpec
+from choicespec.spec.method import Autoregressive, Choice, Draft, TransformersGenerate, drafters_of, is_oracle
+from choicespec.spec.pair import PairSpec
+from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.task import TaskSpec
 from choicespec.tasks.prompts import open_task
 from choicespec.tracking import ExperimentRun, tracking_uri
@@ -39,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         experiment = load_experiment(args.experiment, EXPERIMENTS)
         with ray_session():
-            for pair, tasks in recordable(experiment):
+            for pair, tasks, drafters in recordable(experiment):
                 for task in tasks:
-                    record_task(pair, task)
-                record_costs(pair, tasks[0], args.again)
+                    record_task(pair, task, drafters)
+                record_costs(pair, tasks[0], drafters, args.again)
                 _log(experiment, pair)
         return 0
     except ChoiceSpecError as error:
@@ -62,25 +66,37 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def recordable(experiment: ExperimentSpec) -> Iterator[tuple[RecordedPair, list[TaskSpec]]]:
-    """The pairs on a runtime whose loop is ours, each with the tasks that it is measured or searched on.
+class Recordable(NamedTuple):
+    """A pair with the tasks that it is measured or searched on, and the drafters that its methods call and that run."""
+
+    pair: RecordedPair
+    tasks: list[TaskSpec]
+    drafters: list[str]
+
+
+def recordable(experiment: ExperimentSpec) -> Iterator[Recordable]:
+    """The pairs on a runtime whose loop is ours.
 
     Raises:
         RecordingError: there is none.
         ChoiceSpecError: a checkpoint or a task's data is missing.
     """
-    found: dict[tuple[object, object], tuple[RecordedPair, list[TaskSpec]]] = {}
-    wanted = [(trial.pair, trial.runtime, trial.task) for trial in experiment.trials()]
-    if experiment.search is not None:
-        pair, runtime = experiment.pairs[experiment.search.pair], experiment.runtimes[experiment.search.runtime]
-        wanted += [(pair, runtime, experiment.tasks[task]) for task in experiment.search.tasks]
-    for pair, runtime, task in wanted:
+    found: dict[tuple[PairSpec, RuntimeSpec], Recordable] = {}
+    trials = experiment.trials()
+    search = experiment.search
+    if search is not None:
+        trials += [experiment.setting(task, start, {}) for task in search.tasks for start in search.starts]
+    for pair, runtime, task, method in ((t.pair, t.runtime, t.task, t.method) for t in trials):
         if not isinstance(runtime, HfRuntimeSpec):
             continue
         if (pair, runtime) not in found:
             check_checkpoint(pair.target.model, pair.target.revision)
-            found[pair, runtime] = RecordedPair(home() / "results" / experiment.name / "recordings", runtime, pair), []
-        tasks = found[pair, runtime][1]
+            folder = home() / "results" / experiment.name / "recordings"
+            found[pair, runtime] = Recordable(RecordedPair(folder, runtime, pair), [], [])
+        _, tasks, drafters = found[pair, runtime]
+        for name in drafters_of(method):
+            if name not in drafters and drafter_refusal(pair, Draft(drafter=name)) is None:
+                drafters.append(name)
         if task not in tasks:
             open_task(task).check()
             tasks.append(task)
@@ -89,8 +105,8 @@ def recordable(experiment: ExperimentSpec) -> Iterator[tuple[RecordedPair, list[
     yield from found.values()
 
 
-def record_task(pair: RecordedPair, task: TaskSpec) -> None:
-    """Record what is missing of a task; Ray is connected."""
+def record_task(pair: RecordedPair, task: TaskSpec, drafters: Sequence[str]) -> None:
+    """Record what is missing of a task, and of what drafters draft on it; Ray is connected."""
     prompts = open_task(task).prompts(pair.opened.tokenizer, pair.opened.context_tokens)
     wanted = Wanted(pair.pair, pair.runtime, task, pair.layers, pair.recording(task))
     record(wanted, prompts, pair.opened, BATCH_SIZE, ProgressLines(), can_grow=on_cluster())
@@ -101,14 +117,20 @@ def record_task(pair: RecordedPair, task: TaskSpec) -> None:
         f"{task.label}: {len(proposals.ends)} requests, {len(proposals.limits)} positions; a token of output takes "
         f"{(proposals.bytes_per_token + states) / 1024:.1f} KiB, {states / 1024:.1f} of it hidden states"
     )
+    for method in map(pair.longest_draft, drafters):
+        file = pair.drafted_file(task, method)
+        if file.load() is None:
+            drafts = draft(wanted, pair.recording(task).read(), method, BATCH_SIZE, ProgressLines())
+            file.save(drafted_of(drafts, method.num_draft_tokens))
 
 
-def record_costs(pair: RecordedPair, task: TaskSpec, again: bool = False) -> None:
-    """Measure the pair's costs where they are missing; Ray is connected."""
-    if again or not pair.costs_file.exists():
+def record_costs(pair: RecordedPair, task: TaskSpec, drafters: Sequence[str], again: bool = False) -> None:
+    """Measure the pair's costs where they, or a drafter's, are missing; Ray is connected."""
+    if again or not pair.costs_file.exists() or not set(drafters) <= set(pair.costs().drafters):
         say(f"what a step costs: {pair.pair.label}")
         length = min(pair.scorer.block_length, Choice().block_length) if pair.scorer is not None else None
-        costs = measure_on_worker(pair.pair, pair.runtime, task, length, PLACEMENT_TIMEOUT_S)
+        longest = [pair.longest_draft(name) for name in drafters]
+        costs = measure_on_worker(pair.pair, pair.runtime, task, length, longest, PLACEMENT_TIMEOUT_S)
         costs.save(pair.costs_file)
     console.print(cost_table(pair.costs(), pair.pair.label))
 
@@ -124,7 +146,7 @@ def replay(experiment: ExperimentSpec, costs_file: Path | None) -> int:
         RecordingError: something has not been recorded.
     """
     rows = []
-    for pair, tasks in recordable(experiment):
+    for pair, tasks, _ in recordable(experiment):
         costs = load_costs(costs_file) if costs_file is not None else pair.costs()
         console.print(cost_table(costs, pair.pair.label))
         for task in tasks:
@@ -137,7 +159,7 @@ def replay(experiment: ExperimentSpec, costs_file: Path | None) -> int:
             bounds = [
                 trial.model_copy(update={"method": trial.method.model_copy(update={"selection": "oracle"})})
                 for trial in known
-                if isinstance(trial.method, Choice)
+                if isinstance(trial.method, Choice) and not trial.method.drafters
             ]
             asked = list(dict.fromkeys([*known, *bounds]))
             plain, *found = Replay(pair.drafts(task), costs).of([Autoregressive(), *(trial.method for trial in asked)])
@@ -150,7 +172,7 @@ def replay(experiment: ExperimentSpec, costs_file: Path | None) -> int:
 
 def _can_be_replayed(pair: RecordedPair, trial: TrialSpec) -> bool:
     """Says why not, where it cannot."""
-    if isinstance(trial.method, TransformersGenerate) or drafters_of(trial.method):
+    if isinstance(trial.method, TransformersGenerate):
         say(f"left out: {trial.label}: a recording does not say what it drafts", "yellow")
         return False
     reason = pair.opened.refusal(pair.pair, trial.method)

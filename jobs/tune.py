@@ -15,28 +15,30 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 from choicespec.cluster.connect import on_cluster, ray_session
-from choicespec.cluster.grid import Grid, Live
+from choicespec.cluster.grid import Grid
 from choicespec.cluster.search import Wide, run_sweep
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.errors import ChoiceSpecError, SpecError, TrackingError
+from choicespec.measuring.objectives import front, worth
 from choicespec.measuring.race import rate_ratio
 from choicespec.records import Measurement
 from choicespec.replay.predicted import FILE as PREDICTED
 from choicespec.replay.predicted import Predicted, keep_predicted
 from choicespec.replay.recorded import RecordedPair
-from choicespec.replay.simulate import Replay, Replayed
+from choicespec.replay.simulate import Replay
 from choicespec.replay.sweep import Settings, Tried, finalists
 from choicespec.reports.charts import sweep_chart
 from choicespec.reports.replay_tables import Finalist, Margin, finalist_table, margin_table
 from choicespec.results import ResultsFolder
 from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.runtime import check_supported
+from choicespec.serving.champion import promote_best
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
-from choicespec.spec.method import Choice, MethodSpec
+from choicespec.spec.method import Choice, MethodSpec, drafters_of
 from choicespec.spec.runtime import HfRuntimeSpec
-from choicespec.spec.search import SMALLER_IS_BETTER, SearchSpec, Value
+from choicespec.spec.search import SearchSpec, Value
 from choicespec.tasks.prompts import open_task
-from choicespec.tracking import ExperimentRun, tracking_uri
+from choicespec.tracking import ChampionRegistry, ExperimentRun, tracking_uri
 
 from jobs.record import record_costs, record_task
 from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say
@@ -51,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         experiment = load_experiment(args.experiment, EXPERIMENTS)
         if experiment.search is None:
             raise SpecError(f"{experiment.name}: no field 'search', which says what is tried")
-        searches = [Search(experiment, experiment.search, task, args) for task in experiment.search.tasks]
+        registry = ChampionRegistry(tracking_uri(home())) if args.promote else None
+        searches = [Search(experiment, experiment.search, task, args, registry) for task in experiment.search.tasks]
         with ray_session():
             return max([search.run() for search in searches])
     except ChoiceSpecError as error:
@@ -70,6 +73,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workers", type=int, default=1, help="live workers at a time (default 1: CPU workers disturb each other)"
     )
+    parser.add_argument("--promote", action="store_true", help="register each task's winner to serve")
     parser.add_argument("--placement-timeout-s", type=float, default=120.0, help="how long a worker may wait for GPUs")
     return parser.parse_args(arguments)
 
@@ -78,6 +82,7 @@ class Confirmed(NamedTuple):
     """What was measured on held-out prompts, the winner first, and how much faster the winner was than the others."""
 
     trials: list[TrialSpec]
+    winner: Measurement
     margins: list[Margin]
 
 
@@ -88,8 +93,16 @@ class Search:
         ChoiceSpecError: a checkpoint or data is missing, or a method cannot run.
     """
 
-    def __init__(self, experiment: ExperimentSpec, spec: SearchSpec, task: str, args: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        experiment: ExperimentSpec,
+        spec: SearchSpec,
+        task: str,
+        args: argparse.Namespace,
+        registry: ChampionRegistry | None,
+    ) -> None:
         self._experiment, self._spec, self._task, self._args = experiment, spec, task, args
+        self._registry = registry
         self._starts = {f"{name}, as it is": experiment.setting(task, name, {}) for name in spec.starts}
         trial = self._starts[f"{spec.default}, as it is"]
         if isinstance(trial.runtime, HfRuntimeSpec):
@@ -112,32 +125,27 @@ class Search:
         started_s = monotonic()
         self._folder.mkdir(parents=True, exist_ok=True)
         replay = self._replay()
-        if replay is None:
-            trials = self._search_live()
-        else:
-            trials = {**self._starts, **self._settings(self._sweep(replay))}
-            self._measure(list(trials.values()), self._live, race=True)
-        found = [
-            self._finalist(name, trial, measured, replay)
-            for name, trial in trials.items()
-            if (measured := self._live.find(trial)) is not None
-        ]
-        # who ended early was surely slower, whatever the rate on the few prompts before
-        ranked = sorted(found, key=lambda one: (-one.measured.match.n, -self._worth(one.measured)))
-        keep_predicted(self._folder, [Predicted.of(one.trial, one.predicted) for one in found if one.predicted])
-        front = self._front(found)
-        console.print(finalist_table(ranked, front, f"{self._experiment.name}, {self._task}: live"))
-        eligible = [one for one in ranked if one.measured.match.value >= self._spec.least_match]
-        if not eligible:
-            say(
-                f"{self._task}: no setting matches plain decoding in {self._spec.least_match:.0%} of the outputs", "red"
-            )
-            return 1
-        confirmed = self._confirm(eligible)
+        swept = self._settings(self._sweep(replay)) if replay is not None else {}
+        with self._grid() as grid:
+            trials = {**self._starts, **swept}
+            self._measure(grid, trials, self._live, race=replay is not None)
+            if replay is None:
+                self._search_live(grid, trials)
+            found = self._finalists(trials, replay)
+            keep_predicted(self._folder, [Predicted.of(one.trial, one.predicted) for one in found if one.predicted])
+            eligible = [one for one in found if one.measured.match.value >= self._spec.least_match]
+            if not eligible:
+                least = f"{self._spec.least_match:.0%}"
+                say(f"{self._task}: no setting matches plain decoding in {least} of the outputs", "red")
+                return 1
+            confirmed = self._confirm(grid, eligible)
         self._log(
             [(one.trial, self._live) for one in found] + [(trial, self._confirmed) for trial in confirmed.trials],
             confirmed.margins,
         )
+        if self._registry is not None:
+            for line in promote_best(self._registry, [(confirmed.trials[0], confirmed.winner)]):
+                say(line)
         say(f"{self._task}: {monotonic() - started_s:.0f} s; kept in {self._folder}")
         return 0
 
@@ -152,8 +160,9 @@ class Search:
         if self._recorded is None:
             return None
         task = self._experiment.tasks[self._task]
-        record_task(self._recorded, task)
-        record_costs(self._recorded, task)
+        drafters = list(dict.fromkeys(n for start in self._starts.values() for n in drafters_of(start.method)))
+        record_task(self._recorded, task, drafters)
+        record_costs(self._recorded, task, drafters)
         return Replay(self._recorded.drafts(task), self._recorded.costs())
 
     def _sweep(self, replay: Replay) -> list[Tried]:
@@ -193,68 +202,75 @@ class Search:
         trial = self._experiment.setting(self._task, self._spec.spaces[space].start, changes)
         return f"{space}: {said}", trial
 
-    def _search_live(self) -> dict[str, TrialSpec]:
-        """The live stage alone: Optuna proposes a few settings at a time, informed by the rates of those before."""
-        trials = dict(self._starts)
-        self._measure(list(trials.values()), self._live, race=False)
+    def _search_live(self, grid: Grid, trials: dict[str, TrialSpec]) -> None:
+        """The live stage alone: Optuna proposes a few settings at a time, informed by the rates of those before.
+
+        Args:
+            grid: has measured the methods as they are.
+            trials: those; settings are added to them.
+        """
         settings = Settings(self._experiment, self._task, self._spec.live, self._spec.seed)
         for _ in range(self._spec.live):  # some settings may be known already, or none at all
             asked = [settings.ask() for _ in range(min(_PER_ROUND, self._spec.live - len(trials)))]
             fresh = [one for one in asked if one.trial is not None and one.trial not in trials.values()]
             trials |= dict(self._named(one.space, one.changes) for one in fresh)
-            self._measure(list(trials.values()), self._live, race=False)
+            self._measure(grid, trials, self._live)
             for one in asked:
                 measured = self._live.find(one.trial) if one.trial is not None else None
                 settings.tell(one, self._worth(measured) if measured is not None else None)
             if len(trials) == self._spec.live:
                 break
-        return trials
 
-    def _measure(self, trials: Sequence[TrialSpec], results: ResultsFolder, race: bool) -> None:
-        """Measure what is missing, on warm workers."""
-        missing = [trial for trial in dict.fromkeys(trials) if results.find(trial) is None]
-        if not missing:
-            return
-        grid = Grid(
-            on_result=results.keep,
+    def _grid(self) -> Grid:
+        """One for the whole search, so that its worker stays warm."""
+        return Grid(
             on_progress=ProgressLines(),
             on_notice=lambda line: say(line, "yellow"),
             max_workers=self._args.workers,
             placement_timeout_s=self._args.placement_timeout_s,
             can_grow=on_cluster(),
-            live=Live(race, self._step_costs()),
+            step_costs=self._step_costs(),
         )
-        for failure in grid.run(missing):
-            say(f"no result: {failure.trial.label}: {failure.reason}", "red")
+
+    def _measure(self, grid: Grid, trials: Mapping[str, TrialSpec], results: ResultsFolder, race: bool = False) -> None:
+        """Measure what is missing."""
+        missing = [trial for trial in dict.fromkeys(trials.values()) if results.find(trial) is None]
+        if missing:
+            for failure in grid.run(missing, results.keep, race):
+                say(f"no result: {failure.trial.label}: {failure.reason}", "red")
 
     def _step_costs(self) -> StepCosts | None:
         return self._recorded.costs().step_costs if self._recorded is not None else None
 
-    def _finalist(self, name: str, trial: TrialSpec, measured: Measurement, replay: Replay | None) -> Finalist:
-        predicted: Replayed | None = None
-        if replay is not None:
-            predicted = replay.of([trial.method])[0].first(measured.match.n)
-        return Finalist(name, trial, measured, predicted)
+    def _finalists(self, trials: Mapping[str, TrialSpec], replay: Replay | None) -> list[Finalist]:
+        """What was measured live, printed, the best first; who ended early comes last, being surely slower."""
+        found = []
+        for name, trial in trials.items():
+            measured = self._live.find(trial)
+            if measured is not None:
+                predicted = replay.of([trial.method])[0].first(measured.match.n) if replay is not None else None
+                found.append(Finalist(name, trial, measured, predicted))
+        found.sort(key=lambda one: (-one.measured.match.n, -self._worth(one.measured)))
+        title = f"{self._experiment.name}, {self._task}: live"
+        console.print(finalist_table(found, self._front(found), title))
+        return found
 
     def _worth(self, measured: Measurement) -> float:
         """By the first objective; larger is better."""
-        return _objectives(self._spec, measured)[0]
+        return worth(measured, self._spec.objectives)[0]
 
     def _front(self, found: Sequence[Finalist]) -> list[TrialSpec]:
         """Of several objectives, the settings that no other is at least as good as in all, and better in one."""
         if len(self._spec.objectives) == 1:
             return []
-        values = [_objectives(self._spec, one.measured) for one in found]
-        return [
-            one.trial for one, own in zip(found, values, strict=True) if not any(_beats(other, own) for other in values)
-        ]
+        return [found[place].trial for place in front([worth(one.measured, self._spec.objectives) for one in found])]
 
-    def _confirm(self, eligible: Sequence[Finalist]) -> Confirmed:
+    def _confirm(self, grid: Grid, eligible: Sequence[Finalist]) -> Confirmed:
         """The winner, the runner-up and the default on prompts that none was chosen by."""
         default = f"{self._spec.default}, as it is"
         names = {one.name: one.trial for one in eligible[:2]} | {default: self._starts[default]}
         trials = {name: trial.model_copy(update={"task": self._held_out}) for name, trial in names.items()}
-        self._measure(list(trials.values()), self._confirmed, race=False)
+        self._measure(grid, trials, self._confirmed)
         winner, *others = dict.fromkeys(trials)
         measured = self._confirmed.find(trials[winner])
         if measured is None:
@@ -267,7 +283,7 @@ class Search:
         ]
         title = f"{self._experiment.name}, {self._task}: the winner on the held-out prompts"
         console.print(margin_table(winner, measured.speedup, margins, title))
-        return Confirmed(list(trials.values()), margins)
+        return Confirmed(list(trials.values()), measured, margins)
 
     def _log(self, live: Sequence[tuple[TrialSpec, ResultsFolder]], margins: Sequence[Margin]) -> None:
         """MLflow where it can be used; the folder has everything."""
@@ -289,15 +305,6 @@ class Search:
             run.finish([])
         except TrackingError as error:
             say(f"{error}\nwhat was found is kept in {self._folder} all the same", "yellow")
-
-
-def _objectives(spec: SearchSpec, measured: Measurement) -> list[float]:
-    """Their values, larger being better."""
-    return [(-1 if name in SMALLER_IS_BETTER else 1) * getattr(measured, name).value for name in spec.objectives]
-
-
-def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
-    return one != other and all(own >= theirs for own, theirs in zip(one, other, strict=True))
 
 
 def _short(value: object) -> str:

@@ -44,9 +44,14 @@ class Unsupported(ChoiceSpecError):
         super().__init__(runtime, method, reason, tuple(supported_by))
 
     def __str__(self) -> str:
-        runtime, method, reason, supported_by = self.args
-        elsewhere = f"; supported by: {', '.join(supported_by)}" if supported_by else ""
-        return f"runtime {runtime!r} cannot run method {method!r}: {reason}{elsewhere}"
+        runtime, method, *_ = self.args
+        return f"runtime {runtime!r} cannot run method {method!r}: {self.why}"
+
+    @property
+    def why(self) -> str:
+        """The reason, and the runtimes that can."""
+        _, _, reason, supported_by = self.args
+        return f"{reason}; supported by: {', '.join(supported_by)}" if supported_by else str(reason)
 
 
 class ServerError(ChoiceSpecError):

@@ -191,6 +191,7 @@ class Measurement(Frozen):
         match: the share of requests with output ids equal to the baseline's.
         prefill_ms: mean time to the first token, of the method.
         propose_share: the share of decode time spent on search, scoring and drafting.
+        memory_bytes: what decoding with the method took, see ``Runtime.memory_bytes``; None where it cannot be told.
         never_proposed: the method should draft but never did: it is plain decoding under another name.
         omitted: prompts left out, each with the reason.
         measured_at: UTC, ISO 8601; with the trial's fingerprint it names the measurement.
@@ -204,6 +205,7 @@ class Measurement(Frozen):
     match: Estimate
     prefill_ms: Estimate
     propose_share: float
+    memory_bytes: int | None = None
     never_proposed: bool
     divergences: tuple[Divergence, ...] = ()
     omitted: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import time
+from typing import TYPE_CHECKING
 
 import requests
 from mlflow.entities import Metric, Param, Run
@@ -15,9 +16,11 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from choicespec.errors import TrackingError
 from choicespec.records import Estimate, Measurement
-from choicespec.scorer.table import Row
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec
-from choicespec.training.evaluate import Acceptance
+
+if TYPE_CHECKING:  # torch behind them takes seconds, and most jobs train nothing
+    from choicespec.scorer.table import Row
+    from choicespec.training.evaluate import Acceptance
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _SQLITE = "sqlite:///"
@@ -72,14 +75,14 @@ class ExperimentRun:
             self._client.set_terminated(run_id)
 
     def log_scorer(
-        self, name: str, params: Mapping[str, str], losses: Sequence[float], rows: Sequence[Row], files: Path
+        self, name: str, params: Mapping[str, str], losses: Sequence[float], rows: Sequence["Row"], files: Path
     ) -> None:
         """Write a fitted scorer as a child run: the loss of each epoch, its figures on held-out prompts, its files."""
         figures = dict(metric for row in rows for metric in _scorer_metrics(row))
         self._log_fitted("scorer", name, params, losses, figures, files)
 
     def log_drafter(
-        self, name: str, params: Mapping[str, str], losses: Sequence[float], found: Sequence[Acceptance], files: Path
+        self, name: str, params: Mapping[str, str], losses: Sequence[float], found: Sequence["Acceptance"], files: Path
     ) -> None:
         """Write a fitted drafter as a child run: the loss of each chunk, its figures on held-out prompts, its files."""
         figures = {
@@ -320,9 +323,11 @@ def _metrics(measurement: Measurement) -> Iterator[tuple[str, float]]:
     yield "requests", measurement.match.n
     yield "omitted_requests", len(measurement.omitted)
     yield "propose_share", measurement.propose_share
+    if measurement.memory_bytes is not None:
+        yield "memory_bytes", measurement.memory_bytes
 
 
-def _scorer_metrics(row: Row) -> Iterator[tuple[str, float]]:
+def _scorer_metrics(row: "Row") -> Iterator[tuple[str, float]]:
     for who in ("prior", "scorer", "oracle"):
         ranking = getattr(row.found, who)
         for figure in type(ranking).model_fields:

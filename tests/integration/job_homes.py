@@ -21,11 +21,11 @@ _FUNCTION = """def total_{number}(first, second):
 
 
 @contextmanager
-def one_node() -> Iterator[None]:
+def one_node(cpus: int = 2) -> Iterator[None]:
     """A cluster of one node without GPUs, which jobs join."""
     nodes = Cluster()
     try:
-        nodes.add_node(num_cpus=2, num_gpus=0, include_dashboard=False)
+        nodes.add_node(num_cpus=cpus, num_gpus=0, include_dashboard=False)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(ADDRESS_VARIABLE, nodes.address)
             yield
@@ -34,9 +34,9 @@ def one_node() -> Iterator[None]:
 
 
 @contextmanager
-def job_home(folder: Path) -> Iterator[Path]:
+def job_home(folder: Path, cpus: int = 2) -> Iterator[Path]:
     """The same, with a folder for results and the MLflow database, and a console that folds nothing."""
-    with one_node(), pytest.MonkeyPatch.context() as patch:
+    with one_node(cpus), pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOME_VARIABLE, str(folder))
         patch.delenv(URI_VARIABLE, raising=False)
         patch.setattr(console, "width", _WIDTH)

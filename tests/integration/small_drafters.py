@@ -8,8 +8,9 @@ import torch
 from choicespec.drafters.dflash2 import DFlash2Net
 from choicespec.drafters.dflash_net import FULL, SLIDING, DFlashNet, DFlashShape
 from choicespec.drafters.mtp_net import MtpNet
-from integration.small_checkpoints import HIDDEN, SPREAD
-from safetensors.torch import save_file
+from choicespec.spec.pair import DrafterSpec, PairSpec, TargetSpec
+from integration.small_checkpoints import HIDDEN, SPREAD, save_checkpoint, small_llama
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, Qwen3Config
 
 # The parts of a head's network, to their names in a target's own checkpoint.
@@ -113,3 +114,21 @@ def renamed(net: torch.nn.Module, names: dict[str, str]) -> dict[str, torch.Tens
         own = next(own for own in names if name.startswith(own))
         weights[names[own] + name.removeprefix(own)] = tensor
     return weights
+
+
+def save_pair(folder: Path) -> PairSpec:
+    """A small target that carries a head, and both block drafters beside it."""
+    model = small_llama(intermediate_size=LAYER["intermediate_size"])  # a head's layer is as the target's
+    target = save_checkpoint(folder / "target", model)
+    weights = load_file(target / "model.safetensors") | renamed(mtp_net(), NATIVE)
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    dflash = save_drafter(folder / "dflash", zlab_config(**WINDOW), checkpoint_weights(dflash_net()))
+    config = speculators_config(speculators_model_type="dflash2", sliding_window_non_causal=False, **SIZES)
+    config["transformer_layer_config"] |= WINDOW
+    dflash2 = save_drafter(folder / "dflash2", config, checkpoint_weights(dflash2_net()))
+    drafters = {
+        "dflash": DrafterSpec(kind="dflash", model=str(dflash)),
+        "dflash2": DrafterSpec(kind="dflash2", model=str(dflash2)),
+        "mtp": DrafterSpec(kind="mtp"),
+    }
+    return PairSpec(target=TargetSpec(model=str(target)), drafters=drafters)

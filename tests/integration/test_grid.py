@@ -13,7 +13,7 @@ import pytest
 import ray
 import ray._private.state
 from choicespec.cluster.connect import ADDRESS_VARIABLE, ray_session
-from choicespec.cluster.grid import Failure, Grid
+from choicespec.cluster.grid import Failure, Grid, group_trials
 from choicespec.cluster.placement import options_in, request_placement
 from choicespec.cluster.worker import WorkerActor, WorkerIdentity
 from choicespec.measuring.measure import TrialResult
@@ -71,8 +71,8 @@ def _run(trials: Sequence[TrialSpec], on_progress: Callable[[str], None] | None 
             on_progress(line)
 
     usual = {"max_workers": 1, "placement_timeout_s": _NEVER_S, "can_grow": False}
-    grid = Grid(outcome.results.append, on_progress=listen, on_notice=outcome.lines.append, **(usual | options))
-    outcome.failures.extend(grid.run(trials))
+    with Grid(on_progress=listen, on_notice=outcome.lines.append, **(usual | options)) as grid:
+        outcome.failures.extend(grid.run(trials, outcome.results.append))
     return outcome
 
 
@@ -212,6 +212,22 @@ def test_one_baseline_and_one_worker(tmp_path: Path) -> None:
     assert outcome.measured == trials
     for plain, ngram in (outcome.results[:2], outcome.results[2:]):
         assert plain.traces == plain.baseline_traces == ngram.baseline_traces  # to the last digit of each time
+
+
+def test_a_worker_stays_warm_from_run_to_run(tmp_path: Path) -> None:
+    """Fails if a search loads the weights anew for each round, holds two pairs at a time, or a grid leaves a worker
+    behind."""
+    one, other = group_trials(_trials(tmp_path, {"short": 2}, gpus=(0, 0)))
+    measured: list[TrialResult] = []
+    process_ids = []
+    with Grid(print, print, max_workers=1, placement_timeout_s=_NEVER_S, can_grow=False) as grid:
+        for group in (one, one, other):
+            assert grid.run(group.trials, measured.append) == []
+            process_ids.append(_workers_alive())
+    assert [result.trial for result in measured] == [*one.trials, *one.trials, *other.trials]
+    assert process_ids[0] == process_ids[1] != process_ids[2]
+    assert [len(alive) for alive in process_ids] == [1, 1, 1]
+    assert _workers_alive() == []
 
 
 def test_an_actor_has_the_drivers_server_and_the_standard_librarys_platform() -> None:

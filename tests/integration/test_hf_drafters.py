@@ -10,54 +10,26 @@ from choicespec.records import Request
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.runtimes.runtime import check_supported
 from choicespec.spec.method import Autoregressive, Draft, MethodSpec
-from choicespec.spec.pair import PairSpec
+from choicespec.spec.pair import DrafterSpec, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from contracts.runtime_contract import PLAIN, assert_all_lossless, decode_all
 from integration.small_checkpoints import save_checkpoint, small_llama
-from integration.small_drafters import (
-    LAYER,
-    NATIVE,
-    SIZES,
-    WINDOW,
-    checkpoint_weights,
-    dflash2_net,
-    dflash_net,
-    mtp_net,
-    renamed,
-    save_drafter,
-    speculators_config,
-    zlab_config,
-)
-from safetensors.torch import load_file, save_file
+from integration.small_drafters import save_drafter, save_pair, speculators_config
 
 METHODS = tuple(Draft(drafter=name, num_draft_tokens=3) for name in ("dflash", "dflash2", "mtp"))
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> PairSpec:
-    """A small target that carries a head, and both block drafters beside it."""
+    """A small target with its drafters, and some that are wrong."""
     folder = tmp_path_factory.mktemp("pair")
-    model = small_llama(intermediate_size=LAYER["intermediate_size"])  # a head's layer is as the target's
-    target = save_checkpoint(folder / "target", model)
-    weights = load_file(target / "model.safetensors") | renamed(mtp_net(), NATIVE)
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    dflash = save_drafter(folder / "dflash", zlab_config(**WINDOW), checkpoint_weights(dflash_net()))
-    config = speculators_config(speculators_model_type="dflash2", sliding_window_non_causal=False, **SIZES)
-    config["transformer_layer_config"] |= WINDOW
-    dflash2 = save_drafter(folder / "dflash2", config, checkpoint_weights(dflash2_net()))
-    return PairSpec.model_validate(
-        {
-            "target": {"model": str(target)},
-            "drafters": {
-                "dflash": {"kind": "dflash", "model": str(dflash)},
-                "dflash2": {"kind": "dflash2", "model": str(dflash2)},
-                "mtp": {"kind": "mtp"},
-                "small": {"kind": "draft_model", "model": str(target)},
-                "gone": {"kind": "dflash", "model": str(folder / "gone")},
-                "swapped": {"kind": "dflash", "model": str(dflash2)},
-            },
-        }
-    )
+    pair, dflash2 = save_pair(folder), str(folder / "dflash2")
+    others = {
+        "small": DrafterSpec(kind="draft_model", model=pair.target.model),
+        "gone": DrafterSpec(kind="dflash", model=str(folder / "gone")),
+        "swapped": DrafterSpec(kind="dflash", model=dflash2),
+    }
+    return pair.model_copy(update={"drafters": {**pair.drafters, **others}})
 
 
 def test_every_output_is_plain_decodings(pair: PairSpec) -> None:

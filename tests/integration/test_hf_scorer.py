@@ -593,8 +593,11 @@ def test_held_out_prompts_are_not_the_train_prompts(
 
 
 def _verdicts(printed: str) -> list[str]:
-    """The last column of a dry run's table, a trial each."""
-    return [line.split("│")[7].strip() for line in printed.splitlines() if line.startswith("│")]
+    """The last column of a dry run's table, a trial each, with the reason below the table that it points at."""
+    lines = printed.splitlines()
+    notes = {line.partition(" ")[0]: line for line in lines if line.startswith("(")}
+    cells = [line.split("│")[-2].strip() for line in lines if line.startswith("│")]
+    return [notes.get(cell.removeprefix("no "), cell) for cell in cells]
 
 
 def test_a_dry_run_says_that_a_scorer_is_missing(

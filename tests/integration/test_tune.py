@@ -1,6 +1,9 @@
 """Recording, replaying and tuning as a person runs them, on a small random target: real Ray, Tune and MLflow."""
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -13,7 +16,10 @@ import yaml
 from choicespec.measuring.cost import load_costs
 from choicespec.records import Measurement
 from choicespec.reports.collected import collect
+from choicespec.serving.champion import read_champion
+from choicespec.tracking import ChampionRegistry
 from integration.job_homes import job_home, write_repository
+from integration.processes import await_from
 from integration.small_checkpoints import save_checkpoint, small_llama
 from mlflow.tracking import MlflowClient
 
@@ -21,14 +27,26 @@ from jobs import bench, record, tune
 
 NAME = "small"
 SETTINGS, LIVE = 240, 4
+ROOT = Path(__file__).parents[2]
+FINISHED = (
+    "recordings/*/*.safetensors",
+    "recordings/costs-*.json",
+    "search/*/sweep.parquet",
+    "search/*/live/*/measurement.json",
+)
 _SPREAD = 0.15  # the target repeats itself now and then, so that drafts are right in part
 
 
 class Tuned(NamedTuple):
-    """What the jobs printed, one after the other, and where they keep things."""
+    """What the jobs printed, and where they keep things.
+
+    Attributes:
+        kept: what there was when the search's first driver was killed, and when it was written.
+    """
 
     home: Path
     yaml: str
+    kept: dict[Path, int]
     recorded: str
     replayed: str
     tuned: str
@@ -37,7 +55,7 @@ class Tuned(NamedTuple):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where results and the MLflow database lie; jobs join a cluster of one node."""
-    with job_home(tmp_path_factory.mktemp("home")) as folder:
+    with job_home(tmp_path_factory.mktemp("home"), cpus=1) as folder:  # so that shards share a process
         yield folder
 
 
@@ -53,7 +71,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "runtimes": {"hf": {"kind": "hf", "threads": 1}},
         "tasks": {"searched": {**code, "split": "train", "limit": 3}, "held_out": {**code, "limit": 3}},
         "methods": {"ngram": {"kind": "ngram", "num_draft_tokens": 4}, "prior": {"kind": "choice", "block_length": 4}},
-        "matrix": [{"tasks": ["held_out"]}],
+        "matrix": [{"tasks": ["searched"]}],
         "search": {
             "pair": "small",
             "tasks": {"searched": "held_out"},
@@ -61,7 +79,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "settings": SETTINGS,
             "shards": 2,
             "live": LIVE,
-            "objectives": ["decode_tokens_per_s", "prefill_ms"],
+            "objectives": ["decode_tokens_per_s", "prefill_ms", "memory_bytes"],
             "spaces": {
                 "ngram": {"start": "ngram", "vary": {"method.num_draft_tokens": {"low": 1, "high": 8}}},
                 "prior": {"start": "prior", "vary": {"method.block_length": {"low": 2, "high": 5}}},
@@ -72,11 +90,25 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def tuned(home: Path, content: dict[str, Any]) -> Tuned:
-    """All three jobs, run once."""
+    """A search whose driver is killed once it has replayed, then the other jobs on what it has recorded."""
     path = home / f"{NAME}.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    recorded, tuned = run(record, str(path)), run(tune, str(path))
-    return Tuned(home, str(path), recorded, run(bench, str(path), "--replay"), tuned)
+    kept = kill_tune(path, home / "results" / NAME, "search/*/sweep.parquet")
+    tuned = run(tune, str(path))
+    return Tuned(home, str(path), kept, run(record, str(path)), run(bench, str(path), "--replay"), tuned)
+
+
+def kill_tune(path: Path, results: Path, stage: str) -> dict[Path, int]:
+    """Kill a driver once a file of a stage is there; returns all that is finished, and when it was written."""
+    with subprocess.Popen([sys.executable, "-m", "jobs.tune", str(path)], cwd=ROOT) as driver:
+        await_from(driver, lambda: any(finished(results, stage)))
+        driver.kill()
+    return {file: file.stat().st_mtime_ns for kind in FINISHED for file in finished(results, kind)}
+
+
+def finished(results: Path, pattern: str) -> Iterator[Path]:
+    """Files of finished parts: what is being written has a name that begins with a dot, or ends otherwise."""
+    return (file for file in results.glob(pattern) if not file.parent.name.startswith("."))
 
 
 def run(job: Any, *arguments: str, status: int = 0) -> str:
@@ -88,8 +120,12 @@ def run(job: Any, *arguments: str, status: int = 0) -> str:
     return printed.getvalue()
 
 
+def measurement_of(file: Path) -> Measurement:
+    return Measurement.model_validate_json(file.read_text(encoding="utf-8"))
+
+
 def measurements(folder: Path) -> list[Measurement]:
-    return [Measurement.model_validate_json(file.read_text()) for file in folder.glob("[!.]*/measurement.json")]
+    return [measurement_of(file) for file in finished(folder, "*/measurement.json")]
 
 
 def search_folder(tuned: Tuned) -> Path:
@@ -139,7 +175,7 @@ def test_the_best_and_the_methods_as_they_are_run_live(tuned: Tuned) -> None:
     for name in ("ngram, as it is", "prior, as it is", "ngram: ", "prior: "):
         assert name in tuned.tuned
     lines = [line for line in tuned.tuned.splitlines() if "as it is" in line or "num_draft_tokens=" in line]
-    live = [[cell.strip() for cell in line.split("│")] for line in lines if line.count("│") == 10]
+    live = [[cell.strip() for cell in line.split("│")] for line in lines if line.count("│") == 12]
     assert live
     for cells in live:
         assert cells[5] == cells[6], f"accepted/step predicted {cells[5]}, live {cells[6]}"
@@ -176,15 +212,43 @@ def test_the_search_is_in_mlflow(tuned: Tuned) -> None:
     assert paths == {f"search/searched/{name}" for name in ("sweep.parquet", "sweep.png", "predicted.json")}
 
 
-def test_run_again_nothing_is_done_again(tuned: Tuned) -> None:
-    """Fails if a killed driver costs what had been found."""
-    times = {f: f.stat().st_mtime_ns for f in search_folder(tuned).rglob("*") if f.suffix in (".json", ".parquet")}
-    run(tune, tuned.yaml)
+def test_a_killed_driver_goes_on(tuned: Tuned) -> None:
+    """Fails if what had been recorded or replayed when the driver was killed is lost, or done again."""
+    assert {file.name for file in tuned.kept} >= {"chunk-00000.safetensors", "proposals.safetensors", "sweep.parquet"}
+    assert {file: file.stat().st_mtime_ns for file in tuned.kept} == tuned.kept
+
+
+def test_memory_is_measured_of_each_setting(tuned: Tuned, content: dict[str, Any]) -> None:
+    """Fails if a front is drawn over a figure that is the same for all, or leaves the target out."""
+    [weights] = Path(content["pairs"]["small"]["target"]["model"]).glob("*.safetensors")
+    found = [one.memory_bytes or 0 for one in measurements(search_folder(tuned) / "live")]
+    assert len(set(found)) > 1
+    assert min(found) > weights.stat().st_size
+    assert " *" in tuned.tuned
+
+
+def test_run_again_nothing_is_done_again_but_the_winner_is_promoted(tuned: Tuned) -> None:
+    """Fails if a finished search costs its time again to be served, or another setting than the winner is."""
+    folder = search_folder(tuned)
+    times = {f: f.stat().st_mtime_ns for f in folder.rglob("*") if f.suffix in (".json", ".parquet")}
+    printed = run(tune, tuned.yaml, "--promote")
     assert {file: file.stat().st_mtime_ns for file in times} == times
+    promoted = re.search(r"champion of (\S+): version (\d+), ", printed)
+    assert promoted, printed
+    registry = ChampionRegistry(f"sqlite:///{tuned.home}/mlflow.db")
+    files = registry.fetch(promoted[1], registry.reigning(promoted[1]), tuned.home)
+    champion = read_champion(files)
+    assert (folder / "held_out" / champion.trial.fingerprint()).is_dir()
+    rates = {
+        measurement_of(file).decode_tokens_per_s.value: json.loads(file.with_name("trial.json").read_text())["method"]
+        for file in finished(folder, "live/*/measurement.json")
+    }
+    assert champion.trial.method.model_dump(mode="json") == rates[max(rates)]
 
 
 def test_a_runtime_that_is_not_recorded_is_searched_live(tuned: Tuned, content: dict[str, Any], tmp_path: Path) -> None:
-    """Fails if a search needs a recording that cannot be made, or repeats one setting."""
+    """Fails if a search needs a recording that cannot be made, or repeats one setting; or if the next driver measures
+    again what one that was killed had measured."""
     code = {**content["tasks"]["searched"], "limit": 2, "context_tokens": 200}
     changed = {
         **content,
@@ -194,8 +258,12 @@ def test_a_runtime_that_is_not_recorded_is_searched_live(tuned: Tuned, content: 
     }
     path = tmp_path / "alone.yaml"
     path.write_text(yaml.safe_dump(changed), encoding="utf-8")
+    results = tuned.home / "results" / "alone"
+    kept = kill_tune(path, results, "search/*/live/*/measurement.json")
+    assert kept
     printed = run(tune, str(path))
-    [folder] = (tuned.home / "results" / "alone" / "search").iterdir()
+    [folder] = (results / "search").iterdir()
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept
     assert len(measurements(folder / "live")) == LIVE
     assert "the winner on the held-out prompts" in printed
     assert run(record, str(path), status=2).count("no runtime of kind hf, whose loop can be recorded") == 1

@@ -9,14 +9,14 @@ def content(**search: Any) -> dict[str, Any]:
     """An experiment with a search, some of its fields changed."""
     return {
         "name": "e",
-        "pairs": {"p": {"target": {"model": "m"}}},
-        "runtimes": {"hf": {"kind": "hf"}},
+        "pairs": {"p": {"target": {"model": "m"}}, "on_gpu": {"target": {"model": "m"}, "gpus": 1}},
+        "runtimes": {"hf": {"kind": "hf"}, "engine": {"kind": "vllm"}},
         "tasks": {
             "searched": {"kind": "tool_call", "split": "train", "limit": 4},
             "held_out": {"kind": "tool_call", "limit": 9},
             "behind": {"kind": "tool_call", "split": "train", "skip": 4},
         },
-        "methods": {"ngram": {"kind": "ngram"}, "prior": {"kind": "choice"}},
+        "methods": {"ngram": {"kind": "ngram"}, "prior": {"kind": "choice"}, "peer": {"kind": "transformers_generate"}},
         "search": {
             "pair": "p",
             "tasks": {"searched": "held_out"},

@@ -1,9 +1,6 @@
 """A replay does what the live loop does, step for step; checked on a table model through the real measuring loop."""
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -12,37 +9,19 @@ from choicespec.candidates.sources import Store
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.errors import RecordingError
 from choicespec.measuring.cost import Costs, Curve
-from choicespec.measuring.measure import TrialResult, measure
-from choicespec.recordings import Recorded, RecordingManifest
-from choicespec.records import Document, Request, TargetIdentity
+from choicespec.recordings import RecordingManifest
+from choicespec.records import TargetIdentity
 from choicespec.replay.drafts import RecordedDrafts
-from choicespec.replay.proposals import Proposals, collect, load_proposals, save_proposals
-from choicespec.replay.ranking import Ranking
+from choicespec.replay.proposals import collect, load_proposals, save_proposals
 from choicespec.replay.simulate import Replay
 from choicespec.runtimes.scripted import ByteTokenizer, ScriptedRuntime
-from choicespec.spec.experiment import TrialSpec
-from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram
-from choicespec.spec.pair import PairSpec, TargetSpec
-from choicespec.spec.runtime import ScriptedRuntimeSpec
+from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram, Suffix
 from choicespec.spec.task import ToolCall
-from choicespec.tasks.prompts import Prompts
 from contracts.replay_equality import assert_all_same, costs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.recorded_table import PAIR, REQUESTS, RISING, SPEC, Recording, live, record
 
-PAIR, SPEC = PairSpec(target=TargetSpec(model="none")), ScriptedRuntimeSpec()
-TOOL = json.dumps({"name": "f", "parameters": {"type": "object", "properties": {"x": {}, "y": {}}}})
-REQUESTS = (
-    Request("short", tuple(b"f(x=12"), 3, tools=(TOOL,)),
-    Request("one", tuple(b"f(x="), 1),
-    *(Request(f"r{x}", tuple(f'f(x={x}, y="'.encode()), 40, document="a.py" * (x == 14)) for x in range(12, 17)),
-    Request("end", tuple(b'f(x=38, y="3"); f(x=39, '), 40, tools=(TOOL,)),
-    Request("stop", tuple(b"say f(x=20"), 40, stop=('"; ', "x=22")),
-    Request("strange", tuple(b"never seen, " * 9), 25),
-)
-DOCUMENTS = (Document("a.py", 'f(x=14, y="0"); f(x=15, y="1")'), Document("b.py", 'f(x=16, y="9"); g(x=1)'))
-PROMPTS = Prompts(REQUESTS, (), lambda: DOCUMENTS)
-RISING = StepCosts((1, 2, 3, 9, 17, 64), (1.0, 1.1, 1.3, 2.4, 4.0, 16.0))
 METHODS = st.one_of(
     st.just(Autoregressive()),
     st.builds(
@@ -60,43 +39,16 @@ METHODS = st.one_of(
 )
 
 
-class Recording(NamedTuple):
-    recorded: list[Recorded]
-    proposals: Proposals
-
-
-def no_scorer() -> NoReturn:
-    raise AssertionError("no method here scores")
-
-
 def replay(recording: Recording, costs: Costs) -> Replay:
-    ranking = Ranking(recording.proposals, recording.recorded, no_scorer)
-    return Replay(RecordedDrafts(recording.proposals, ranking.best), costs)
+    return Replay(RecordedDrafts(recording.proposals, recording.ranking.best), costs)
 
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    """Greedy outputs, by plain decoding, and what is proposed along them."""
-    runtime = ScriptedRuntime(SPEC, PAIR)
-    recorded = []
-    for request in REQUESTS:
-        found = runtime.generate(request, Autoregressive())
-        margins = np.zeros(len(found.output_ids), np.float32)
-        recorded.append(Recorded(request, found.output_ids, found.finish_reason, margins, {}))
-    assert {one.finish_reason for one in recorded} == {"length", "eos", "stop"}, "or an ending is not tested"
-    repository = Store(10_000)
-    for document in DOCUMENTS:
-        repository.add(list(document.text.encode()), name=document.name)
-    return Recording(recorded, collect(recorded, RequestCandidates(8, 16, ByteTokenizer().encode, repository)))
-
-
-def live(methods: Sequence[MethodSpec]) -> list[TrialResult]:
-    """What the measuring loop finds, warm-up and learning from earlier requests included."""
-    runtime = ScriptedRuntime(SPEC, PAIR)
-    runtime.use_step_costs(RISING)
-    runtime.use_repository(PROMPTS.repository)
-    trials = [TrialSpec(pair=PAIR, runtime=SPEC, task=ToolCall(), method=method) for method in methods]
-    return [event for event in measure(runtime, trials, PROMPTS) if isinstance(event, TrialResult)]
+    """Outputs of every ending."""
+    found = record()
+    assert {one.finish_reason for one in found.recorded} == {"length", "eos", "stop"}, "or an ending is not tested"
+    return found
 
 
 @settings(max_examples=6)
@@ -104,7 +56,7 @@ def live(methods: Sequence[MethodSpec]) -> list[TrialResult]:
 def test_every_method_takes_the_steps_of_the_live_loop(recording: Recording, methods: list[MethodSpec]) -> None:
     """Fails if a replay sees another candidate set, learns other outputs, cuts elsewhere at an output's end, or decides
     otherwise how much is verified."""
-    results = live(methods)
+    results = live(ScriptedRuntime(SPEC, PAIR), methods)
     assert_all_same(replay(recording, costs_of(RISING)).of(methods), results)
 
 
@@ -119,7 +71,7 @@ FAULTS = {
 def test_a_fault_of_the_replay_is_caught(recording: Recording, fault: str) -> None:
     """The planted faults: each changes few drafts, and the comparison must see it."""
     methods = [Choice(block_length=length) for length in (4, 8, 16)]
-    results = live(methods)
+    results = live(ScriptedRuntime(SPEC, PAIR), methods)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(*FAULTS[fault])
         found = replay(recording, costs_of(RISING)).of(methods)
@@ -192,8 +144,9 @@ def test_what_another_machine_pays_changes_how_much_is_verified(recording: Recor
     [
         (Choice(block_length=17), "block_length=17, but a replay reaches 16"),
         (Ngram(max_ngram=9), "max_ngram=9, but a replay reaches 8"),
-        (Draft(drafter="d"), "does not say what it drafts"),
-        (Choice(drafters=("d",)), "does not say what it drafts"),
+        (Draft(drafter="d"), "what 'd' drafts is not recorded; run jobs.record"),
+        (Choice(drafters=("d",)), "what 'd' drafts is not recorded; run jobs.record"),
+        (Suffix(), "a recording does not say what it drafts"),
     ],
 )
 def test_what_is_not_recorded_is_said(recording: Recording, method: MethodSpec, reason: str) -> None:

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pytest
 from choicespec.replay.simulate import Replayed
-from choicespec.replay.sweep import Settings, Tried, finalists, sweep
+from choicespec.replay.sweep import Batch, Settings, Tried, finalists, merged, sweep
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec
 from choicespec.spec.method import Choice, Ngram
 from unit.searches import parsed
@@ -44,11 +46,17 @@ class Judge:
         method = trial.method
         ms = 30.0 if isinstance(method, Ngram) else 10.0 + abs(getattr(method, "block_length", 0) - 11)
         one = np.ones(1, np.int64)
-        return Replayed(one, one, one, one, np.array([ms]), np.zeros(1), np.zeros(1))
+        return Replayed(one, one, one, one, np.array([ms]), *(np.zeros(1),) * 3)
 
 
-def swept(seed: int, settings: int = 250) -> list[Tried]:
+def swept(seed: int, settings: int) -> list[Tried]:
     return [one for batch in sweep(experiment(), "searched", Judge(), settings, seed) for one in batch]
+
+
+@pytest.fixture(scope="module")
+def long_sweep() -> list[dict[str, Any]]:
+    """The changes of a sweep that has time to learn, in the order of asking."""
+    return [json.loads(one.changes) for one in swept(0, 500)]
 
 
 def test_no_setting_is_judged_twice_and_none_is_invalid() -> None:
@@ -61,9 +69,9 @@ def test_no_setting_is_judged_twice_and_none_is_invalid() -> None:
         assert isinstance(trial.method, Ngram | Choice)
 
 
-def test_every_value_of_every_space_can_be_proposed() -> None:
+def test_every_value_of_every_space_can_be_proposed(long_sweep: list[dict[str, Any]]) -> None:
     """Fails if a border, null or a choice is never tried."""
-    changes = [json.loads(one.changes) for one in swept(0, 600)]
+    changes = long_sweep
     lengths = {one["method.block_length"] for one in changes if "method.block_length" in one}
     assert {2, 11, 16} <= lengths <= set(range(2, 17))
     assert {one["method.selection"] for one in changes if "method.selection" in one} == {"prior", "scorer"}
@@ -75,14 +83,12 @@ def test_every_value_of_every_space_can_be_proposed() -> None:
 
 def test_the_same_seed_tries_the_same_and_another_seed_others() -> None:
     """Fails if a shard that runs again after a crash reports something else, or all shards try the same."""
-    assert swept(3) == swept(3)
-    assert swept(3) != swept(4)
+    assert swept(3, 80) == swept(3, 80) != swept(4, 80)
 
 
-def test_what_is_told_informs_what_is_asked() -> None:
+def test_what_is_told_informs_what_is_asked(long_sweep: list[dict[str, Any]]) -> None:
     """Fails if good settings are not followed up: at random, one in thirty has the best L."""
-    tried = swept(0, 500)
-    late = [json.loads(one.changes).get("method.block_length") for one in tried[-100:]]
+    late = [one.get("method.block_length") for one in long_sweep[-100:]]
     assert late.count(11) > 10
 
 
@@ -98,7 +104,16 @@ def test_values_that_exclude_each_other_are_said_to_be_no_method() -> None:
 
 
 def tried(space: str, rate: float, steps: int, name: str = "") -> Tried:
-    return Tried(space, name, rate, 1.0, steps, 10, 100.0 / rate, 0.0, 0.0)
+    return Tried(space, name, rate, 1.0, steps, 10, 100.0 / rate, 0.0, 0.0, 0.0)
+
+
+def test_a_batch_that_is_reported_again_counts_once() -> None:
+    """Fails if a shard that was in flight when the driver was killed doubles its settings, or shards come in the order
+    in which they ended."""
+    rows = {key: json.dumps([tried("a", 1.0 + sum(key), 1)]) for key in ((0, 0), (0, 1), (1, 0))}
+    reported = [Batch(*key, rows[key]) for key in ((1, 0), (0, 0), (0, 0), (0, 1))]
+    assert [one.tokens_per_s for one in merged(reported)] == [1.0, 2.0, 2.0]
+    assert all(isinstance(one, Tried) for one in merged(reported))
 
 
 def test_finalists_are_the_best_of_each_space_then_the_best_of_all() -> None:

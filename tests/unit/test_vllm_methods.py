@@ -15,6 +15,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "target": {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, "num_nextn_predict_layers": 2},
     "plain": {"architectures": ["LlamaForCausalLM"], "vocab_size": 64},
     "linear": {"text_config": {"vocab_size": 64, "layer_types": ["linear_attention", "full_attention"]}},
+    "awq": {"vocab_size": 64, "quantization_config": {"quant_method": "compressed-tensors"}},
+    "bnb": {"vocab_size": 64, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
     "small": {"architectures": ["LlamaForCausalLM"], "vocab_size": 64},
     "stranger": {"architectures": ["LlamaForCausalLM"], "vocab_size": 65},
     "dflash": {"architectures": ["DFlashDraftModel"], "vocab_size": 64, "block_size": 8},
@@ -101,6 +103,8 @@ DRAFT = Draft(drafter="d", num_draft_tokens=3)
         ({"quantization": "awq"}, Ngram(), "set target.dtype: bfloat16"),
         ({"quantization": "nf4", "gpus": 1, "dtype": "bfloat16"}, Ngram(), "has no bitsandbytes for nf4; use fp8"),
         ({"gpus": 4, "tensor_parallel": 2}, Ngram(), "gpus=4 would be idle in part"),
+        ({"quantization": "awq", "dtype": "bfloat16"}, Ngram(), "is stored plainly; give a checkpoint stored as awq"),
+        ({"quantization": "awq", "dtype": "bfloat16", "target": "bnb"}, Ngram(), "bnb is stored by bitsandbytes"),
     ],
 )
 def test_what_cannot_be_is_said_beforehand(folder: Path, said: Any, method: MethodSpec, reason: str) -> None:
@@ -116,6 +120,13 @@ def test_a_linear_attention_target_takes_methods_that_always_draft(folder: Path)
     assert speculation(pair, Autoregressive()) is None
 
 
+def test_a_checkpoint_that_is_stored_quantised_says_itself_how(folder: Path) -> None:
+    """Fails if vLLM is told a format, by the name of the method that made it, which the checkpoint is not stored in."""
+    pair = pair_of(folder, target="awq", quantization="awq", dtype="bfloat16")
+    assert speculation(pair, Autoregressive()) is None
+    assert engine_arguments(VllmRuntimeSpec(), pair, Autoregressive(), "there", 100)["quantization"] is None
+
+
 def test_the_package_is_the_devices(folder: Path) -> None:
     """Fails if a pair that was given a GPU decodes on the CPU, or a missing package is a traceback."""
     check_device(pair_of(folder))
@@ -125,9 +136,9 @@ def test_the_package_is_the_devices(folder: Path) -> None:
 
 def test_the_engine_is_told_the_targets_settings(folder: Path) -> None:
     """Fails if quantisation, tensor parallelism or the cache's size is left to vLLM's defaults."""
-    pair = pair_of(folder, gpus=4, tensor_parallel=4, quantization="nvfp4", dtype="bfloat16")
+    pair = pair_of(folder, gpus=4, tensor_parallel=4, quantization="fp8", dtype="bfloat16")
     said = engine_arguments(VllmRuntimeSpec(kv_cache_gib=2.5), pair, Autoregressive(), "there", 100)
-    assert said["quantization"] == "modelopt_fp4"
+    assert said["quantization"] == "fp8"
     assert (said["tensor_parallel_size"], said["distributed_executor_backend"]) == (4, "mp")
     assert said["kv_cache_memory_bytes"] == 2.5 * 2**30
     assert (said["dtype"], said["max_model_len"], said["enforce_eager"]) == ("bfloat16", 100, False)

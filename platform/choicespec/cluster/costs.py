@@ -1,5 +1,6 @@
 """Measure what a pair's steps cost, on a worker of its own."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -10,6 +11,7 @@ from choicespec.cluster.placement import describe_shortage, options_in, request_
 from choicespec.cluster.worker import WorkerActor
 from choicespec.errors import ChoiceSpecError, RecordingError
 from choicespec.measuring.cost import Costs
+from choicespec.spec.method import Draft
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.resources import bundle
 from choicespec.spec.runtime import RuntimeSpec
@@ -17,14 +19,19 @@ from choicespec.spec.task import TaskSpec
 
 
 def measure_on_worker(
-    pair: PairSpec, runtime: RuntimeSpec, task: TaskSpec, scored_length: int | None, placement_timeout_s: float
+    pair: PairSpec,
+    runtime: RuntimeSpec,
+    task: TaskSpec,
+    scored_length: int | None,
+    longest_drafts: Sequence[Draft],
+    placement_timeout_s: float,
 ) -> Costs:
     """The costs of a pair, where the cluster puts its workers.
 
     Args:
         pair, runtime: what the worker holds.
         task: some of its prompts are decoded.
-        scored_length: see ``measure_costs``.
+        scored_length, longest_drafts: see ``measure_costs``.
         placement_timeout_s: how long the worker may wait for its place.
 
     Raises:
@@ -38,7 +45,7 @@ def measure_on_worker(
         if not ready:
             raise RecordingError(describe_shortage(bundle(pair, runtime)))
         worker = WorkerActor.options(**options_in(placement, pair, runtime)).remote(pair, runtime)
-        costs: Costs = ray.get(worker.costs.remote(task, scored_length))
+        costs: Costs = ray.get(worker.costs.remote(task, scored_length, longest_drafts))
         return costs
     except RayTaskError as error:
         if isinstance(error.cause, ChoiceSpecError):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import ray
 from ray.exceptions import RayError
@@ -36,18 +36,6 @@ class Group(NamedTuple):
         return f"{self.pair.label} | {self.trials[0].task.label} | {methods}"
 
 
-class Live(NamedTuple):
-    """How workers measure.
-
-    Attributes:
-        race: end trials early that cannot win.
-        step_costs: what methods decide by; None lets each worker measure its own.
-    """
-
-    race: bool = False
-    step_costs: StepCosts | None = None
-
-
 class Failure(NamedTuple):
     """A trial without a result, and why."""
 
@@ -60,7 +48,6 @@ class _Slot:
     """A placement group, the worker on it once it is placed, and the group of trials that it runs."""
 
     group: Group
-    live: Live
     placement: PlacementGroup
     placed: Any
     unfinished: list[TrialSpec] = field(default_factory=list)
@@ -76,16 +63,13 @@ class _Slot:
     def asked(self) -> dict[str, float]:
         return bundle(self.group.pair, self.group.runtime)
 
-    def start_worker(self) -> None:
+    def start_worker(self, step_costs: StepCosts | None) -> None:
         pair, runtime = self.group.pair, self.group.runtime
-        self.worker = WorkerActor.options(**options_in(self.placement, pair, runtime)).remote(
-            pair, runtime, self.live.step_costs
-        )
-        self.run(self.group)
+        self.worker = WorkerActor.options(**options_in(self.placement, pair, runtime)).remote(pair, runtime, step_costs)
 
-    def run(self, group: Group) -> None:
+    def run(self, group: Group, race: bool) -> None:
         self.group, self.unfinished = group, list(group.trials)
-        self.events = self.worker.measure.options(num_returns="streaming").remote(group.trials, self.live.race)
+        self.events = self.worker.measure.options(num_returns="streaming").remote(group.trials, race)
 
     def close(self) -> None:
         if self.worker is not None:
@@ -101,40 +85,58 @@ def group_trials(trials: Sequence[TrialSpec]) -> list[Group]:
     return [Group(m[0].pair, m[0].runtime, tuple(m), retried=False) for m in groups.values()]
 
 
+def _same_worker(one: Group, other: Group) -> bool:
+    return (one.pair, one.runtime) == (other.pair, other.runtime)
+
+
 class Grid:
-    """Runs trials on the connected Ray cluster.
+    """Runs trials on the connected Ray cluster. As a context, it keeps the last worker warm from one run to the next.
 
     Args:
-        on_result: called in this process with each result, as soon as it is there.
         on_progress: called with a line for people at each request; most may be dropped.
         on_notice: called with a line that people must see, such as a lost worker.
         max_workers: workers at a time. Workers on the CPU share memory bandwidth and so disturb each other's timing:
             more than one is for clusters, or for trials whose time does not matter.
         placement_timeout_s: how long a worker may wait for its GPUs while no other worker runs.
         can_grow: an autoscaler may add nodes, so that a bundle which no node could hold now is waited for as well.
-        live: how workers measure.
+        step_costs: what methods decide by; None lets each worker measure its own.
     """
 
     def __init__(
         self,
-        on_result: Callable[[TrialResult], None],
         on_progress: Callable[[str], None],
         on_notice: Callable[[str], None],
         max_workers: int,
         placement_timeout_s: float,
         can_grow: bool,
-        live: Live = Live(),  # noqa: B008  (immutable)
+        step_costs: StepCosts | None = None,
     ) -> None:
-        self._on_result, self._on_progress, self._on_notice = on_result, on_progress, on_notice
+        self._on_progress, self._on_notice = on_progress, on_notice
         self._max_workers, self._placement_timeout_s, self._can_grow = max_workers, placement_timeout_s, can_grow
-        self._live = live
+        self._step_costs = step_costs
         self._queue: list[Group] = []
         self._slots: list[_Slot] = []
+        self._warm: _Slot | None = None  # the last worker of the run before
         self._failures: list[Failure] = []
 
-    def run(self, trials: Sequence[TrialSpec]) -> list[Failure]:
-        """Measure trials; returns those without a result. Raises only what ``on_result`` raises."""
-        self._queue = group_trials(trials)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._cool()
+
+    def run(
+        self, trials: Sequence[TrialSpec], on_result: Callable[[TrialResult], None], race: bool = False
+    ) -> list[Failure]:
+        """Measure trials; returns those without a result. Raises only what ``on_result`` raises.
+
+        Args:
+            trials: in the order in which they are wanted.
+            on_result: called in this process with each result, as soon as it is there.
+            race: end those trials early that cannot win.
+        """
+        self._queue, self._failures = group_trials(trials), []
+        self._on_result, self._race = on_result, race
         try:
             while self._queue or self._slots:
                 self._fill()
@@ -151,12 +153,25 @@ class Grid:
     def _fill(self) -> None:
         while self._queue and len(self._slots) < self._max_workers:
             group = self._queue.pop(0)
-            placement = request_placement(group.pair, group.runtime)
-            self._slots.append(_Slot(group, self._live, placement, placement.ready(), list(group.trials)))
+            if self._warm is not None and _same_worker(self._warm.group, group):
+                slot, self._warm = self._warm, None
+                slot.run(group, self._race)
+            else:
+                self._cool()
+                placement = request_placement(group.pair, group.runtime)
+                slot = _Slot(group, placement, placement.ready(), list(group.trials))
+            self._slots.append(slot)
+
+    def _cool(self) -> None:
+        """Let the warm worker go."""
+        if self._warm is not None:
+            self._warm.close()
+            self._warm = None
 
     def _advance(self, slot: _Slot) -> None:
         if slot.worker is None:
-            slot.start_worker()
+            slot.start_worker(self._step_costs)
+            slot.run(slot.group, self._race)
             return
         try:
             self._handle(slot, ray.get(next(slot.events)))
@@ -176,14 +191,16 @@ class Grid:
             slot.unfinished = []
 
     def _next_group(self, slot: _Slot) -> None:
-        """Keep the worker warm for the next group of its pair, or make room for another pair."""
-        key = (slot.group.pair, slot.group.runtime)
-        following = next((group for group in self._queue if (group.pair, group.runtime) == key), None)
-        if following is None:
+        """Keep the worker warm for the next group of its pair, or for the next run; or make room for another pair."""
+        following = next((group for group in self._queue if _same_worker(group, slot.group)), None)
+        if following is not None:
+            self._queue.remove(following)
+            slot.run(following, self._race)
+        elif self._queue or len(self._slots) > 1:
             self._release(slot)
         else:
-            self._queue.remove(following)
-            slot.run(following)
+            self._slots.remove(slot)
+            self._warm = slot
 
     def _lost(self, slot: _Slot, reason: str) -> None:
         """The worker died, or raised what it should not.

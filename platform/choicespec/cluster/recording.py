@@ -1,6 +1,6 @@
 """Record a task on the cluster: a Ray task a chunk of requests, which a worker's warm target answers as one batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -9,9 +9,10 @@ from ray.exceptions import RayError, RayTaskError
 
 from choicespec.cluster.placement import describe_shortage, fits_a_node
 from choicespec.errors import ChoiceSpecError, RecordingError
-from choicespec.recordings import RecordingFolder, RecordingManifest, pack
-from choicespec.records import Request
+from choicespec.recordings import Recorded, RecordingFolder, RecordingManifest, pack
+from choicespec.records import Proposal, Request
 from choicespec.runtimes.hf import HfRuntime
+from choicespec.spec.method import Draft
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.resources import bundle
 from choicespec.spec.runtime import HfRuntimeSpec
@@ -65,18 +66,55 @@ def record(
         request_ids=tuple(request.request_id for request in prompts.requests),
     )
     missing = wanted.folder.begin(manifest)
-    pending = {_submit(wanted, chunks[index]): index for index in missing}
+    what = (wanted.layers, wanted.prompt_states)
+    pending = {_submit(wanted, _record_chunk, chunks[index], *what): index for index in missing}
     done = len(chunks) - len(missing)
+    on_progress(f"recording {wanted.task.label} ({wanted.task.split}): {done}/{len(chunks)} chunks")
+    for index, chunk in _as_they_come(wanted.task, pending):
+        wanted.folder.add(index, chunk)
+        done += 1
+        on_progress(f"recording {wanted.task.label} ({wanted.task.split}): {done}/{len(chunks)} chunks")
+
+
+def draft(
+    wanted: Wanted, recorded: Sequence[Recorded], method: Draft, batch_size: int, on_progress: Callable[[str], None]
+) -> list[Proposal]:
+    """What one of the pair's drafters drafts along recorded outputs: request after request, position after position.
+
+    Args:
+        wanted: the pair and task.
+        recorded: its requests.
+        method: the drafter, with its longest k.
+        batch_size: requests that a worker answers at a time.
+        on_progress: called with a line for people.
+
+    Raises:
+        RecordingError: a chunk could not be drafted.
+    """
+    outputs = [(one.request, one.output_ids) for one in recorded]
+    chunks = [outputs[start : start + batch_size] for start in range(0, len(outputs), batch_size)]
+    pending = {_submit(wanted, _draft_chunk, chunk, method): index for index, chunk in enumerate(chunks)}
+    drafts: dict[int, list[list[Proposal]]] = {}
+    for index, chunk in _as_they_come(wanted.task, pending):
+        drafts[index] = chunk
+        on_progress(f"{method.drafter} on {wanted.task.label}: {len(drafts)}/{len(chunks)} chunks")
+    return [one for index in range(len(chunks)) for request in drafts[index] for one in request]
+
+
+def _as_they_come(task: TaskSpec, pending: dict[Any, int]) -> Iterator[tuple[int, Any]]:
+    """What tasks of Ray return, each with its number.
+
+    Raises:
+        RecordingError: one failed; the others are cancelled.
+    """
     try:
         while pending:
-            on_progress(f"recording {wanted.task.label} ({wanted.task.split}): {done}/{len(chunks)} chunks")
             [ready], _ = ray.wait(list(pending), num_returns=1)
-            wanted.folder.add(pending.pop(ready), ray.get(ready))
-            done += 1
+            yield pending.pop(ready), ray.get(ready)
     except RayError as error:  # what a worker raised, or its death
         cause = error.cause if isinstance(error, RayTaskError) else error
         said = cause if isinstance(cause, ChoiceSpecError) else error
-        raise RecordingError(f"{wanted.task.label}: {said}") from error
+        raise RecordingError(f"{task.label}: {said}") from error
     finally:
         for reference in pending:
             ray.cancel(reference, force=True)
@@ -88,10 +126,9 @@ def _chunks(requests: Sequence[Request], batch_size: int) -> list[list[Request]]
     return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
 
 
-def _submit(wanted: Wanted, requests: list[Request]) -> Any:
+def _submit(wanted: Wanted, task: Any, *what: object) -> Any:
     options = {"num_cpus": wanted.runtime.threads, "num_gpus": wanted.pair.gpus, "max_retries": 2}
-    what = (wanted.pair, wanted.runtime, requests, wanted.layers, wanted.prompt_states)
-    return _record_chunk.options(**options).remote(*what)
+    return task.options(**options).remote(wanted.pair, wanted.runtime, *what)
 
 
 @lru_cache(maxsize=1)
@@ -104,3 +141,10 @@ def _record_chunk(
     pair: PairSpec, runtime: HfRuntimeSpec, requests: list[Request], layers: tuple[int, ...], prompt_states: bool
 ) -> bytes:
     return pack(_warm(pair, runtime).record(requests, layers, prompt_states))
+
+
+@ray.remote
+def _draft_chunk(
+    pair: PairSpec, runtime: HfRuntimeSpec, outputs: list[tuple[Request, tuple[int, ...]]], method: Draft
+) -> list[list[Proposal]]:
+    return _warm(pair, runtime).draft_along(outputs, method)

@@ -12,7 +12,7 @@ from choicespec.errors import RecordingError
 from choicespec.measuring.cost import Costs
 from choicespec.replay.drafts import RecordedDrafts
 from choicespec.replay.simulate import Replay, Replayed
-from choicespec.replay.sweep import Tried, sweep
+from choicespec.replay.sweep import Batch, Tried, merged, sweep
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec
 from choicespec.spec.search import SearchSpec
 
@@ -61,12 +61,9 @@ def run_sweep(search: SearchSpec, wide: Wide, folder: Path) -> list[Tried]:
     results = tuner.fit()
     for error in results.errors:
         raise RecordingError(f"a shard of the sweep failed: {error}")
-    # A shard that a killed driver left in flight runs again and reports its batches again.
-    batches: dict[tuple[int, int], str] = {}
-    for result in results:
-        for row in result.metrics_dataframe.itertuples():
-            batches[row.shard, row.batch] = row.rows
-    return [Tried(*row) for key in sorted(batches) for row in json.loads(batches[key])]
+    return merged(
+        Batch(row.shard, row.batch, row.rows) for result in results for row in result.metrics_dataframe.itertuples()
+    )
 
 
 def _replay_shard(config: dict[str, Any], wide: Wide, search: SearchSpec) -> None:

@@ -12,6 +12,7 @@ from choicespec.measuring.cost import Costs, TimedRuntime, measure_costs
 from choicespec.measuring.measure import Progress, TrialResult, measure
 from choicespec.runtimes.runtime import Runtime, open_runtime
 from choicespec.spec.experiment import TrialSpec
+from choicespec.spec.method import Draft
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import RuntimeSpec
 from choicespec.spec.task import TaskSpec
@@ -45,7 +46,7 @@ class Worker:
         gpu_ids = tuple(context.get_accelerator_ids().get("GPU", ()))
         return WorkerIdentity(os.getpid(), context.get_node_id(), gpu_ids)
 
-    def costs(self, task: TaskSpec, scored_length: int | None) -> Costs:
+    def costs(self, task: TaskSpec, scored_length: int | None, longest_drafts: Sequence[Draft]) -> Costs:
         """Measure what steps cost; see ``measuring.cost``."""
         runtime = open_runtime(self._runtime_spec, self._pair)
         if not isinstance(runtime, TimedRuntime):
@@ -55,7 +56,8 @@ class Worker:
         prompts = open_task(task).prompts(runtime.tokenizer, runtime.context_tokens)
         runtime.load()
         runtime.use_repository(prompts.repository)
-        return measure_costs(runtime, prompts.requests, self._runtime_spec.threads, scored_length)
+        threads = self._runtime_spec.threads
+        return measure_costs(runtime, prompts.requests, threads, scored_length, longest_drafts)
 
     def measure(self, trials: Sequence[TrialSpec], race: bool = False) -> Iterator[Progress | TrialResult | Refused]:
         """Measure trials that share a task, streaming progress and results as they come.

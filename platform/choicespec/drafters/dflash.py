@@ -42,6 +42,11 @@ class DFlashCheckpoint:
         check_weights(checkpoint, "fc.weight", revision)
         self._net: DFlashNet | None = None
 
+    @property
+    def trained_tokens(self) -> int:
+        """The longest k that leaves what shorter ones draft as it is."""
+        return self._shape.block_length - 1
+
     def drafter(self, target: CausalLmTarget, num_draft_tokens: int) -> "DFlashDrafter":
         """A drafter of k tokens; its network is shared with the others."""
         if self._net is None:

@@ -41,6 +41,8 @@ class MtpCheckpoint:
             raise CheckpointError(f"{checkpoint} holds no safetensors of a head for multi-token prediction ('mtp.*')")
         self._net: MtpNet | None = None
 
+    trained_tokens = None  # whatever k is, the first tokens are the same
+
     def drafter(self, target: CausalLmTarget, num_draft_tokens: int) -> "MtpDrafter":
         """A drafter of k tokens; its network is shared with the others."""
         if self._net is None:

@@ -80,10 +80,10 @@ class Proposers:
         target = self._target
         candidates = RequestCandidates(method.block_length, method.num_candidates, target.encode, self._repository)
         ranker = target.scorer() if method.selection == "scorer" else PriorRanker()
-        payoff = ByCost(target.step_costs()) if method.min_survival is None else Survival(method.min_survival)
+        payoff = payoff_of(method, target.step_costs)
         drafters = [
             CalledDrafter(draft.drafter, self.of(draft), payoff, gate)
-            for draft, gate in zip(method.calls, _gates(method, payoff), strict=True)
+            for draft, gate in zip(method.calls, gates_of(method, payoff), strict=True)
         ]
         return ChoiceDrafter(candidates, ranker, payoff, method.block_length, drafters)
 
@@ -92,7 +92,12 @@ class Proposers:
         return repository_of(self._documents(), self._target.encode)
 
 
-def _gates(method: Choice, payoff: Payoff) -> list[Gate]:
+def payoff_of(method: Choice, step_costs: Callable[[], Costs]) -> Payoff:
+    """How a method weighs its drafts; the costs are asked for only where it weighs by them."""
+    return ByCost(step_costs()) if method.min_survival is None else Survival(method.min_survival)
+
+
+def gates_of(method: Choice, payoff: Payoff) -> list[Gate]:
     """The gate of each drafter of a method."""
     if method.gate is None:
         return [always for _ in method.drafters]

@@ -17,7 +17,7 @@ from choicespec.errors import RecordingError
 from choicespec.records import Request, Trace
 from choicespec.runtimes.runtime import Runtime
 from choicespec.spec.frozen import Frozen
-from choicespec.spec.method import Autoregressive, Choice, MethodSpec, Ngram
+from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram
 
 LONGEST = 64  # tokens of a verification
 _CONTEXTS = (128, CONTEXT_TOKENS, 1024, 2048)
@@ -48,6 +48,29 @@ class ProposerCost(Frozen):
 
     first_ms: float = Field(ge=0)
     step_ms: float = Field(ge=0)
+
+
+class DrafterCost(Frozen):
+    """Milliseconds of a drafter by the tokens that it drafts; what the target has taken in since is inside.
+
+    Attributes:
+        tokens: one number, or two ascending ones, that were timed.
+        ms: of each.
+    """
+
+    tokens: tuple[int, ...] = Field(min_length=1, max_length=2)
+    ms: tuple[ProposerCost, ...] = Field(min_length=1, max_length=2)
+
+    def of(self, tokens: int) -> ProposerCost:
+        """Between the two in proportion; no less than for the fewest."""
+        if len(self.tokens) == 1:
+            return self.ms[0]
+        (few, many), (low, high) = self.tokens, self.ms
+        share = max(0.0, (tokens - few) / (many - few))
+        return ProposerCost(
+            first_ms=max(0.0, low.first_ms + share * (high.first_ms - low.first_ms)),
+            step_ms=max(0.0, low.step_ms + share * (high.step_ms - low.step_ms)),
+        )
 
 
 class Curve(Frozen):
@@ -103,6 +126,7 @@ class Costs(Frozen):
         ngram: prompt lookup.
         candidates: the candidate sets with their prior.
         scorer: what ranking with the scorer adds; None where the pair has none.
+        drafters: of the pair, by name; those that were asked for.
         rounds: timings behind each point of the curve.
     """
 
@@ -118,11 +142,25 @@ class Costs(Frozen):
     ngram: ProposerCost
     candidates: ProposerCost
     scorer: ProposerCost | None
+    drafters: dict[str, DrafterCost] = {}  # noqa: RUF012  (a field's default)
 
     @property
     def step_costs(self) -> StepCosts:
         """What methods decide by, whatever the context."""
         return self.verification.at(CONTEXT_TOKENS)
+
+    def drafter(self, method: Draft) -> ProposerCost:
+        """What drafting costs.
+
+        Raises:
+            RecordingError: that was not measured.
+        """
+        found = self.drafters.get(method.drafter)
+        if found is None:
+            raise RecordingError(
+                f"the costs do not say what drafter {method.drafter!r} takes; measure them with: jobs.record --again"
+            )
+        return found.of(method.num_draft_tokens)
 
     def break_even(self, context_tokens: int, tokens: int) -> float:
         """The accepted tokens a step from which verifying ``tokens`` at once beats plain decoding."""
@@ -151,7 +189,13 @@ def load_costs(path: Path) -> Costs:
         raise RecordingError(f"{path} does not hold costs of this version: {error}") from None
 
 
-def measure_costs(runtime: TimedRuntime, requests: Sequence[Request], threads: int, scored_length: int | None) -> Costs:
+def measure_costs(
+    runtime: TimedRuntime,
+    requests: Sequence[Request],
+    threads: int,
+    scored_length: int | None,
+    longest_drafts: Sequence[Draft] = (),
+) -> Costs:
     """Measure a pair where it runs; methods of this runtime then decide by what was measured.
 
     Args:
@@ -159,6 +203,7 @@ def measure_costs(runtime: TimedRuntime, requests: Sequence[Request], threads: i
         requests: of the task; a few are decoded with each kind of proposer, in alternation.
         threads: of the runtime; kept with the figures.
         scored_length: L of the sets that the pair's scorer is timed on; None where it has no scorer.
+        longest_drafts: the pair's drafters that are timed, each with its longest k.
     """
     sizes = sizes_up_to(LONGEST)
     most = max(1, runtime.context_tokens - LONGEST)
@@ -172,15 +217,16 @@ def measure_costs(runtime: TimedRuntime, requests: Sequence[Request], threads: i
         high_ms=tuple(tuple(map(max, rows)) for rows in timed),
     )
     runtime.use_step_costs(curve.at(CONTEXT_TOKENS))
-    methods: list[MethodSpec] = [Autoregressive(), Ngram(), Choice()]
-    if scored_length is not None:
-        methods.append(Choice(selection="scorer", block_length=scored_length))
+    scored = Choice(selection="scorer", block_length=scored_length) if scored_length is not None else None
+    drafts = {draft.drafter: _shortest_and(draft) for draft in longest_drafts}
+    methods: list[MethodSpec] = [Autoregressive(), Ngram(), Choice(), *([scored] if scored is not None else [])]
+    methods += [draft for some in drafts.values() for draft in some]
     traces: dict[MethodSpec, list[Trace]] = {method: [] for method in methods}
     for request in requests[: _TIMED_REQUESTS + 1]:
         for method in methods:
             traces[method].append(runtime.generate(request, method))
-    kept = [found[1:] or found for found in traces.values()]  # the first request warms up
-    proposers = [_proposer_cost(found) for found in kept[1:]]
+    kept = {method: found[1:] or found for method, found in traces.items()}  # the first request warms up
+    cost = {method: _proposer_cost(found) for method, found in kept.items()}
     return Costs(
         device=runtime.device,
         runtime_build=runtime.build,
@@ -189,11 +235,22 @@ def measure_costs(runtime: TimedRuntime, requests: Sequence[Request], threads: i
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         rounds=_ROUNDS,
         verification=curve,
-        rest_ms=_rest_ms([found for traces in kept for found in traces], curve),
-        ngram=proposers[0],
-        candidates=proposers[1],
-        scorer=_added(proposers[2], proposers[1]) if scored_length is not None else None,
+        rest_ms=_rest_ms([found for traces in kept.values() for found in traces], curve),
+        ngram=cost[Ngram()],
+        candidates=cost[Choice()],
+        scorer=_added(cost[scored], cost[Choice()]) if scored is not None else None,
+        drafters={
+            name: DrafterCost(
+                tokens=tuple(draft.num_draft_tokens for draft in some), ms=tuple(cost[draft] for draft in some)
+            )
+            for name, some in drafts.items()
+        },
     )
+
+
+def _shortest_and(longest: Draft) -> list[Draft]:
+    shortest = longest.model_copy(update={"num_draft_tokens": 1})
+    return list(dict.fromkeys([shortest, longest]))
 
 
 def _proposer_cost(traces: Sequence[Trace]) -> ProposerCost:

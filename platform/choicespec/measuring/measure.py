@@ -129,6 +129,7 @@ def summarise(
         match=share(len(traces) - len(divergences), len(traces)),
         prefill_ms=ratio_of_sums([t.prefill_ms for t in traces], [1.0] * len(traces)),
         propose_share=propose_ms / sum(elapsed_ms) if sum(elapsed_ms) else 0.0,
+        memory_bytes=runtime.memory_bytes(trial.method),
         never_proposed=trial.method.drafts and proposed == 0,
         divergences=tuple(divergences),
         omitted=tuple(omitted),

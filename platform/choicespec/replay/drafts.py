@@ -3,16 +3,17 @@
 Shapes: P positions, S suffix sizes 1..S of prompt lookup.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from choicespec.candidates.sets import MOST_VOTES
 from choicespec.errors import RecordingError
+from choicespec.replay.drafted import Drafted
 from choicespec.replay.proposals import RECORDED_BLOCK, RECORDED_SUFFIX, Proposals
 from choicespec.replay.ranking import Drafts, Selection
-from choicespec.spec.method import Autoregressive, Choice, MethodSpec, Ngram
+from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram
 
 Best = Callable[[Selection, int], Sequence[Drafts]]  # ``Ranking.best``
 
@@ -23,10 +24,20 @@ class RecordedDrafts:
     Args:
         proposals: of the recording.
         best: ranks its candidate sets.
+        drafted: what the pair's drafters draft, by name.
+        warm_up: the same of what is decoded before the first request, for methods that learn from it how right their
+            drafters are.
     """
 
-    def __init__(self, proposals: Proposals, best: Best) -> None:
-        self.proposals, self._best = proposals, best
+    def __init__(
+        self,
+        proposals: Proposals,
+        best: Best,
+        drafted: Mapping[str, Drafted] | None = None,
+        warm_up: "RecordedDrafts | None" = None,
+    ) -> None:
+        self.proposals, self._best, self.warm_up = proposals, best, warm_up
+        self._drafted = drafted or {}
         self._ranked: dict[tuple[Selection, int], Sequence[Drafts]] = {}
 
     def of(self, method: MethodSpec) -> Drafts:
@@ -40,17 +51,38 @@ class RecordedDrafts:
             return Drafts(nothing_P, nothing_P, _unweighed(nothing_P))
         if isinstance(method, Ngram):
             return self._ngram(method)
+        if isinstance(method, Draft):
+            return self._draft(method)
         if isinstance(method, Choice) and not method.drafters:
             return self._choice(method)
         raise RecordingError(f"{method.label}: a recording does not say what it drafts; leave it out of the replay")
 
+    def drafted(self, method: Draft) -> Drafted:
+        """What a drafter drafts.
+
+        Raises:
+            RecordingError: it, or a draft as long as the method wants, is not recorded.
+        """
+        found = self._drafted.get(method.drafter)
+        if found is None:
+            raise RecordingError(f"{method.label}: what {method.drafter!r} drafts is not recorded; run jobs.record")
+        _check(method, "num_draft_tokens", method.num_draft_tokens, found.token_ids.shape[1])
+        return found
+
     def for_others(self, methods: Iterable[MethodSpec]) -> "RecordedDrafts":
         """The same to send to another process, which can replay these methods and no other ranking."""
-        for method in methods:
+        known = list(methods)
+        for method in known:
             self.of(method)
-        found = RecordedDrafts(self.proposals, _not_sent)
+        warm_up = self.warm_up.for_others(known) if self.warm_up is not None else None
+        found = RecordedDrafts(self.proposals, _not_sent, self._drafted, warm_up)
         found._ranked = self._ranked
         return found
+
+    def _draft(self, method: Draft) -> Drafts:
+        drafted = self.drafted(method)
+        wanted_P = np.minimum(method.num_draft_tokens, drafted.lengths).astype(np.int16)
+        return Drafts(wanted_P, np.minimum(wanted_P, drafted.accepted(self.proposals.following)), _unweighed(wanted_P))
 
     def _ngram(self, method: Ngram) -> Drafts:
         """What followed the longest suffix that is wanted and occurred; where it occurred, its shorter ones did too."""

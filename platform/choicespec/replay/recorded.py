@@ -1,20 +1,24 @@
 """Where a pair's recordings, proposals and costs lie, and what a replay reads of them."""
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from choicespec.candidates.request import RequestCandidates, repository_of
 from choicespec.errors import RecordingError, ScorerError
 from choicespec.measuring.cost import Costs, load_costs
-from choicespec.recordings import RecordingFolder, RecordingManifest
+from choicespec.measuring.measure import warm_up
+from choicespec.recordings import Recorded, RecordingFolder, RecordingManifest
 from choicespec.records import TargetIdentity
+from choicespec.replay.drafted import Drafted, DraftedFile
 from choicespec.replay.drafts import RecordedDrafts
 from choicespec.replay.proposals import RECORDED_BLOCK, Proposals, collect, load_proposals, save_proposals
 from choicespec.replay.ranking import Ranking
 from choicespec.runtimes.hf import HfRuntime
-from choicespec.runtimes.pair_parts import scorer_of
+from choicespec.runtimes.pair_parts import drafter_refusal, open_drafter, scorer_of
 from choicespec.scorer.files import Scorer, ScorerManifest, find_scorer, load_scorer
+from choicespec.spec.method import Draft
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import TaskSpec
@@ -77,12 +81,27 @@ class RecordedPair:
         kept = load_proposals(folder.path, manifest)
         if kept is not None:
             return kept
-        prompts = open_task(task).prompts(self.opened.tokenizer, self.opened.context_tokens)
-        encode = self.opened.tokenizer.encode
-        candidates = RequestCandidates(RECORDED_BLOCK, 1, encode, repository_of(prompts.repository(), encode))
-        proposals = collect(folder.read(), candidates)
+        proposals = self._collect(task, folder.read())
         save_proposals(folder.path, manifest, proposals)
         return proposals
+
+    def longest_draft(self, name: str) -> Draft:
+        """One of the pair's drafters with the k that is recorded, of which shorter drafts are the beginnings.
+
+        Raises:
+            CheckpointError: the drafter is missing, of a kind that does not run here, or for another target.
+        """
+        trained: int | None = open_drafter(self.pair, name).trained_tokens
+        return Draft(drafter=name, num_draft_tokens=min(RECORDED_BLOCK, trained or RECORDED_BLOCK))
+
+    def drafted_file(self, task: TaskSpec, method: Draft) -> DraftedFile:
+        """Where what a drafter drafts along a task's recording is kept.
+
+        Raises:
+            RecordingError: the task has not been recorded, or of another target.
+        """
+        folder, manifest = self._checked(task)
+        return DraftedFile(folder.path, manifest, self.pair.drafters[method.drafter], method.num_draft_tokens)
 
     def drafts(self, task: TaskSpec) -> RecordedDrafts:
         """A task's recording as a replay wants it.
@@ -91,8 +110,34 @@ class RecordedPair:
             RecordingError: the task has not been recorded, or of another target.
         """
         folder, _ = self._checked(task)
-        proposals = self.propose(task)
-        return RecordedDrafts(proposals, Ranking(proposals, folder.read(), self._load_scorer).best)
+        proposals, recorded = self.propose(task), folder.read()
+        best = Ranking(proposals, recorded, self._load_scorer).best
+        drafted = dict(self._drafted(task))
+        return RecordedDrafts(proposals, best, drafted, self._warm_up(task, recorded[0]) if drafted else None)
+
+    def _drafted(self, task: TaskSpec) -> Iterator[tuple[str, Drafted]]:
+        """By name, what is kept of the pair's drafters."""
+        for name in self.pair.drafters:
+            if drafter_refusal(self.pair, Draft(drafter=name)) is None:
+                kept = self.drafted_file(task, self.longest_draft(name)).load()
+                if kept is not None:
+                    yield name, kept
+
+    def _warm_up(self, task: TaskSpec, first: Recorded) -> RecordedDrafts:
+        """What a live loop decodes before the first request."""
+        request = warm_up(first.request)
+        count = len(first.output_ids[: request.max_new_tokens])
+        states = {layer: found[:count] for layer, found in first.hidden_states.items()}
+        recorded = Recorded(request, first.output_ids[:count], first.finish_reason, first.margins[:count], states)
+        proposals = self._collect(task, [recorded])
+        return RecordedDrafts(proposals, Ranking(proposals, [recorded], self._load_scorer).best)
+
+    def _collect(self, task: TaskSpec, recorded: Sequence[Recorded]) -> Proposals:
+        prompts = open_task(task).prompts(self.opened.tokenizer, self.opened.context_tokens)
+        encode = self.opened.tokenizer.encode
+        return collect(
+            recorded, RequestCandidates(RECORDED_BLOCK, 1, encode, repository_of(prompts.repository(), encode))
+        )
 
     def _checked(self, task: TaskSpec) -> tuple[RecordingFolder, RecordingManifest]:
         folder = self.recording(task)

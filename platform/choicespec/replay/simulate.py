@@ -3,7 +3,8 @@
 Many methods are walked at once, a lane a method and request. A step of a lane looks up what is drafted at its position,
 decides how much of that is verified as the live method does, and jumps to the position after what is kept.
 
-Shapes: S methods, R requests, X lanes, P positions, K tokens of the longest draft.
+Shapes: S methods, R requests, X lanes (a method on a request), P positions, N places (of every method, end to end), K
+tokens of the longest draft.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.drafters.choice import REMEMBERED
 from choicespec.measuring.cost import Costs, ProposerCost
+from choicespec.replay.beside import Beside
 from choicespec.replay.drafts import RecordedDrafts
 from choicespec.replay.ranking import Drafts
-from choicespec.spec.method import Choice, MethodSpec, Ngram, uses_scorer
+from choicespec.spec.method import Choice, Draft, MethodSpec, Ngram, uses_scorer
 
 _AT_ONCE = 64  # methods: a few tens of megabytes of drafts
 
@@ -31,6 +33,7 @@ class Replayed(NamedTuple):
         verify_ms: (R,) predicted: verification, and the rest of a step.
         search_ms: (R,) predicted: look-ups and candidate sets.
         score_ms: (R,) predicted: the scorer.
+        draft_ms: (R,) predicted: drafters.
     """
 
     steps: NDArray[np.int64]
@@ -40,6 +43,7 @@ class Replayed(NamedTuple):
     verify_ms: NDArray[np.float64]
     search_ms: NDArray[np.float64]
     score_ms: NDArray[np.float64]
+    draft_ms: NDArray[np.float64]
 
     def first(self, count: int) -> "Replayed":
         """The same of the first requests only."""
@@ -48,7 +52,7 @@ class Replayed(NamedTuple):
     @property
     def decode_ms(self) -> NDArray[np.float64]:
         """(R,) predicted."""
-        return self.verify_ms + self.search_ms + self.score_ms
+        return self.verify_ms + self.search_ms + self.score_ms + self.draft_ms
 
     @property
     def tokens_per_s(self) -> float:
@@ -83,12 +87,14 @@ class Replay:
         """Replay methods.
 
         Raises:
-            RecordingError: a method drafts what is not recorded.
+            RecordingError: a method drafts what is not recorded, or what that costs was not measured.
         """
         distinct = list(dict.fromkeys(methods))
-        found: dict[MethodSpec, Replayed] = {}
+        found: dict[MethodSpec, Replayed] = {
+            method: self._beside(method) for method in distinct if isinstance(method, Choice) and method.drafters
+        }
         for by_cost in (False, True):
-            alike = [method for method in distinct if _decides_by_cost(method) == by_cost]
+            alike = [method for method in distinct if method not in found and _decides_by_cost(method) == by_cost]
             for start in range(0, len(alike), _AT_ONCE):
                 some = alike[start : start + _AT_ONCE]
                 found |= zip(some, self._walk(some, by_cost), strict=True)
@@ -96,30 +102,45 @@ class Replay:
 
     def _walk(self, methods: Sequence[MethodSpec], by_cost: bool) -> list[Replayed]:
         drafts = [self.drafts.of(method) for method in methods]
-        accepted_SP = np.stack([one.accepted for one in drafts])
+        accepted_N = np.concatenate([one.accepted for one in drafts])
         rule: _ByCost | _Fixed
         if by_cost:
             rule = _ByCost(drafts, self.costs.step_costs, len(self._ends_R))
         else:
             rule = _Fixed([_fixed_lengths(method, one) for method, one in zip(methods, drafts, strict=True)])
         shape = len(methods), len(self._ends_R)
-        method_X = np.arange(shape[0]).repeat(shape[1])
-        position_X, end_X = np.tile(self._starts_R, shape[0]), np.tile(self._ends_R, shape[0])
-        steps_X, proposed_X, taken_X = (np.zeros(len(method_X), np.int64) for _ in range(3))
-        verify_X = np.zeros(len(method_X))
-        active = np.flatnonzero(position_X < end_X)
+        before_X = np.arange(shape[0]).repeat(shape[1]) * len(self._ms_PK)  # positions of the methods before
+        place_X, end_X = (before_X + np.tile(some_R, shape[0]) for some_R in (self._starts_R, self._ends_R))
+        steps_X, proposed_X, taken_X = (np.zeros(len(before_X), np.int64) for _ in range(3))
+        verify_X = np.zeros(len(before_X))
+        active = np.flatnonzero(place_X < end_X)
         while len(active):
-            of, at = method_X[active], position_X[active]
-            length = rule.lengths(active, of, at)
-            kept = np.minimum(length, accepted_SP[of, at])
+            at = place_X[active]
+            length = rule.lengths(active, at)
+            kept = np.minimum(length, accepted_N[at])
             steps_X[active] += 1
             proposed_X[active] += length
             taken_X[active] += kept
-            verify_X[active] += self._ms_PK[at, length]
-            position_X[active] = at + kept + 1
-            active = active[position_X[active] < end_X[active]]
+            verify_X[active] += self._ms_PK[at - before_X[active], length]
+            place_X[active] = at + kept + 1
+            active = active[place_X[active] < end_X[active]]
         columns = [counts.reshape(shape) for counts in (steps_X, proposed_X, taken_X, verify_X)]
         return [self._summed(method, *row) for method, row in zip(methods, zip(*columns, strict=True), strict=True)]
+
+    def _beside(self, method: Choice) -> Replayed:
+        requests = Beside(method, self.drafts, self.costs).walk()
+        sums = [
+            (
+                len(steps),
+                sum(step.proposed for step in steps),
+                sum(step.accepted for step in steps),
+                sum(float(self._ms_PK[step.position, step.proposed]) for step in steps),
+                sum(step.drafting_ms for step in steps),
+            )
+            for steps in requests
+        ]
+        steps_R, proposed_R, accepted_R, verify_ms_R, draft_ms_R = map(np.array, zip(*sums, strict=True))
+        return self._summed(method, steps_R, proposed_R, accepted_R, verify_ms_R)._replace(draft_ms=draft_ms_R)
 
     def _summed(
         self,
@@ -129,14 +150,16 @@ class Replay:
         accepted_R: NDArray[np.int64],
         verify_ms_R: NDArray[np.float64],
     ) -> Replayed:
-        search, score = None, None
+        search, score, draft = None, None, None
         if isinstance(method, Ngram):
             search = self.costs.ngram
         elif isinstance(method, Choice):
             search = self.costs.candidates
             score = self.costs.scorer if uses_scorer(method) else None
+        elif isinstance(method, Draft):
+            draft = self.costs.drafter(method)
         tokens_R = self._ends_R - self._starts_R
-        times = (verify_ms_R, _proposer_ms(search, steps_R), _proposer_ms(score, steps_R))
+        times = (verify_ms_R, *(_proposer_ms(cost, steps_R) for cost in (search, score, draft)))
         return Replayed(steps_R, proposed_R, accepted_R, tokens_R, *times)
 
 
@@ -144,11 +167,11 @@ class _Fixed:
     """Verifies what does not depend on the steps before."""
 
     def __init__(self, lengths: Iterable[NDArray[np.int16]]) -> None:
-        self._lengths_SP = np.stack(list(lengths))
+        self._lengths_N = np.concatenate(list(lengths))
 
-    def lengths(self, lanes: NDArray[np.int64], of: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int16]:
-        """Draft tokens to verify, of each lane."""
-        found: NDArray[np.int16] = self._lengths_SP[of, at]
+    def lengths(self, lanes: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int16]:
+        """Draft tokens to verify, of each lane at its place."""
+        found: NDArray[np.int16] = self._lengths_N[at]
         return found
 
 
@@ -160,19 +183,21 @@ class _ByCost:
         survival_SPK = np.zeros((len(drafts), len(drafts[0].lengths), longest + 1))  # a column of no draft in front
         for number, one in enumerate(drafts):
             survival_SPK[number, :, 1 : one.survival.shape[1] + 1] = one.survival
-        self._expected_SPK = survival_SPK.cumsum(axis=-1)
-        survival_SPK[..., 0] = 1.0  # the bonus token comes first in one of the sums, and last in the other
-        self._yields_SPK = survival_SPK.cumsum(axis=-1)
+        self._survival_NK = survival_SPK.reshape(-1, longest + 1)
         self._costs_K = np.array([costs.of(tokens) for tokens in range(1, longest + 2)])
         self._tokens_X = np.ones(len(drafts) * requests)
         self._ms_X = np.full(len(drafts) * requests, self._costs_K[0])
 
-    def lengths(self, lanes: NDArray[np.int64], of: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draft tokens to verify, of each lane."""
-        rate_X = self._tokens_X[lanes] / self._ms_X[lanes]
-        found: NDArray[np.int64] = (self._yields_SPK[of, at] - rate_X[:, None] * self._costs_K).argmax(axis=1)
-        self._tokens_X[lanes] = REMEMBERED * self._tokens_X[lanes] + 1 + self._expected_SPK[of, at, found]
-        self._ms_X[lanes] = REMEMBERED * self._ms_X[lanes] + self._costs_K[found]
+    def lengths(self, lanes: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Draft tokens to verify, of each lane at its place. Summed here, since few places are ever stood at."""
+        tokens_X, ms_X = self._tokens_X[lanes], self._ms_X[lanes]
+        survival_XK = self._survival_NK.take(at, axis=0)
+        expected_XK = survival_XK.cumsum(axis=1)
+        survival_XK[:, 0] = 1.0  # the bonus token comes first in one of the sums, and last in the other
+        yields_XK = survival_XK.cumsum(axis=1)
+        found: NDArray[np.int64] = (yields_XK - (tokens_X / ms_X)[:, None] * self._costs_K).argmax(axis=1)
+        self._tokens_X[lanes] = REMEMBERED * tokens_X + 1 + expected_XK[np.arange(len(at)), found]
+        self._ms_X[lanes] = REMEMBERED * ms_X + self._costs_K[found]
         return found
 
 

@@ -1,7 +1,7 @@
 """The wide stage of a search: thousands of settings, proposed by Optuna and judged by replay, by the hundred."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import optuna
@@ -23,7 +23,7 @@ class Tried(NamedTuple):
         changes: JSON of the values at dotted paths.
         tokens_per_s: predicted decode rate.
         accepted_per_step: as the live loop's.
-        steps, proposed, verify_ms, search_ms, score_ms: sums over the requests.
+        steps, proposed, verify_ms, search_ms, score_ms, draft_ms: sums over the requests.
     """
 
     space: str
@@ -35,6 +35,15 @@ class Tried(NamedTuple):
     verify_ms: float
     search_ms: float
     score_ms: float
+    draft_ms: float
+
+
+class Batch(NamedTuple):
+    """What a shard reports of some of its settings: JSON of their rows."""
+
+    shard: int
+    number: int
+    rows: str
 
 
 Evaluate = Callable[[Sequence[TrialSpec]], list[Replayed]]
@@ -62,6 +71,13 @@ def sweep(experiment: ExperimentSpec, task: str, evaluate: Evaluate, settings: i
         for one in asked:
             proposals.tell(one, known[one.trial].tokens_per_s if one.trial is not None else None)
         yield [_tried(one, known[one.trial]) for one in valid if one.trial is not None]
+
+
+def merged(reported: Iterable[Batch]) -> list[Tried]:
+    """All that was tried, by shard and batch, each once: a shard that a killed driver left in flight runs again, and
+    reports its batches again."""
+    batches = {(batch.shard, batch.number): batch.rows for batch in reported}
+    return [Tried(*row) for key in sorted(batches) for row in json.loads(batches[key])]
 
 
 class Setting(NamedTuple):
@@ -128,7 +144,7 @@ def _value(text: str) -> Value:
 
 def _tried(setting: Setting, found: Replayed) -> Tried:
     sums = (int(found.steps.sum()), int(found.proposed.sum()))
-    times = (float(ms.sum()) for ms in (found.verify_ms, found.search_ms, found.score_ms))
+    times = (float(ms.sum()) for ms in (found.verify_ms, found.search_ms, found.score_ms, found.draft_ms))
     changes = json.dumps(setting.changes, sort_keys=True)
     return Tried(setting.space, changes, found.tokens_per_s, found.accepted_per_step, *sums, *times)
 

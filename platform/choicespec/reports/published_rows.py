@@ -20,7 +20,7 @@ _TARGETS = {
     "RedHatAI/Qwen3.8-27B-NVFP4": "Qwen3.8-27B",
     "Qwen/Qwen3.8-Flash-Next-FP8": "Qwen3.8-Flash-Next (MoE)",
 }
-_GGUFS = {"Qwen3.8-27B-Q4_K_M.gguf": ("Qwen3.8-27B", "GGUF Q4_K_M")}
+_GGUFS = dict.fromkeys(("Qwen3.8-27B-Q4_K_M.gguf", "Qwen3.8-27B-UD-Q4_K_M.gguf"), ("Qwen3.8-27B", "GGUF Q4_K_M"))
 _QUANTIZATIONS = {None: "bf16", "fp8": "FP8", "nf4": "NF4 bitsandbytes", "awq": "AWQ INT4", "nvfp4": "NVFP4"}
 _RUNTIMES = {"hf": "transformers (eager)", "vllm": "vLLM 0.29", "llamacpp": "llama.cpp"}
 _TASKS = {"tool_call": "Tool Call", "python_repo": "Python (repo)"}
@@ -142,6 +142,19 @@ def counterparts(trial: TrialSpec) -> tuple[PublishedRow, ...]:
         and row.method == method
         and (row.block_length == block_length or isinstance(trial.method, Autoregressive))
     )
+
+
+def cpu_refusal(trial: TrialSpec) -> str | None:
+    """Why a trial's path cannot be tried on a CPU, even with a small random model of its architecture; None if it can.
+
+    The GPUs, and the format that weights are stored in, are then left out.
+    """
+    kind, pair, method = trial.runtime.kind, trial.pair, trial.method
+    if kind == "vllm" and pair.target.tensor_parallel > 1:
+        return "vllm: a forward pass over several GPUs, of a family that it has kernels of for GPUs alone"
+    if kind == "vllm" and isinstance(method, Draft) and pair.drafters[method.drafter].kind == "dflash2":
+        return "vllm: DFlash2 runs in its second model runner, which needs a GPU"
+    return None
 
 
 def _lines(name: str) -> Iterator[dict[str, str]]:

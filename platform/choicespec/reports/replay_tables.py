@@ -51,7 +51,9 @@ def cost_table(costs: Costs, title: str) -> Table:
         title=f"{title}: ms of a verification [fastest, slowest of {costs.rounds}]",
         caption=f"below each: accepted tokens a step from which it beats plain decoding; besides, a step takes "
         f"{costs.rest_ms:.1f} ms; look-ups {costs.ngram.step_ms:.2f} (ngram) and {costs.candidates.step_ms:.2f} ms "
-        f"(candidates), the scorer " + (f"{costs.scorer.step_ms:.2f} ms" if costs.scorer else "-"),
+        f"(candidates), the scorer "
+        + (f"{costs.scorer.step_ms:.2f} ms" if costs.scorer else "-")
+        + "".join(f", {name} {cost.ms[-1].step_ms:.2f} ms" for name, cost in costs.drafters.items()),
     )
     table.add_column("context", justify="right")
     for size in shown:
@@ -74,11 +76,24 @@ def replay_table(rows: Sequence[tuple[TrialSpec, Replayed, Replayed]], title: st
     table = Table(title=title, caption="accepted/step as the live loop's; times are predicted from measured costs")
     for name in ("pair", "task", "method"):
         table.add_column(name, overflow="fold")
-    for name in ("decode tok/s", "speed-up", "accepted/step", "steps", "search %", "score %", "verify %", "n"):
+    for name in (
+        "decode tok/s",
+        "speed-up",
+        "accepted/step",
+        "steps",
+        "search %",
+        "score %",
+        "draft %",
+        "verify %",
+        "n",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for trial, found, plain in rows:
         total_ms = float(found.decode_ms.sum()) or 1.0
-        shares = [100 * float(ms.sum()) / total_ms for ms in (found.search_ms, found.score_ms, found.verify_ms)]
+        shares = [
+            100 * float(ms.sum()) / total_ms
+            for ms in (found.search_ms, found.score_ms, found.draft_ms, found.verify_ms)
+        ]
         table.add_row(
             escape(trial.pair.label),
             escape(trial.task.label),
@@ -101,8 +116,8 @@ def finalist_table(finalists: Sequence[Finalist], front: Sequence[TrialSpec], ti
         + ("; * no other is better in all objectives" if front else ""),
     )
     table.add_column("setting", overflow="fold")
-    names = ("predicted tok/s", "live tok/s", "error %", "accepted/step predicted", "live", "speed-up", "match %", "n")
-    for name in names:
+    rates = ("predicted tok/s", "live tok/s", "error %", "accepted/step predicted", "live", "speed-up")
+    for name in (*rates, "match %", "n", "first token ms", "memory MiB"):
         table.add_column(name, justify="right")
     for one in finalists:
         live, predicted = one.measured, one.predicted
@@ -118,6 +133,8 @@ def finalist_table(finalists: Sequence[Finalist], front: Sequence[TrialSpec], ti
             figure(live.speedup, digits=2),
             f"{100 * live.match.value:.1f}",
             str(live.match.n),
+            f"{live.prefill_ms.value:.1f}",
+            "-" if live.memory_bytes is None else f"{live.memory_bytes / 2**20:.1f}",
         )
     return table
 

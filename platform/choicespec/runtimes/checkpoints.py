@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import platformdirs
 
@@ -83,7 +83,7 @@ def locate(model: str, revision: str | None, field: str = "target.model") -> str
 
 
 def locate_gguf(model: str) -> Path:
-    """The GGUF file of a target or drafter; nothing is converted.
+    """The GGUF file of a target or drafter, fetched when it is one of the hub; nothing is converted.
 
     Raises:
         CheckpointError: no such file, or the package that carries the embedded default is missing.
@@ -91,25 +91,60 @@ def locate_gguf(model: str) -> Path:
     if model == EMBEDDED:
         return _embedded_gguf()
     path = Path(model).expanduser()
-    if path.suffix != ".gguf" or not path.is_file():
-        raise CheckpointError(f"no GGUF file {model!r}; give the path of a .gguf file, or {EMBEDDED!r}")
-    return path
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    on_hub = _hub_file(model)
+    if on_hub is None:
+        raise CheckpointError(
+            f"no GGUF file {model!r}; give the path of a .gguf file, OWNER/REPOSITORY/FILE.gguf for one of the hub, or "
+            f"{EMBEDDED!r}"
+        )
+    return Path(_fetched(on_hub.repository, on_hub.file, None, "GGUF"))
+
+
+def is_here(model: str) -> bool:
+    """Whether nothing has to be fetched to read a GGUF; False only for one of the hub that is not cached."""
+    from huggingface_hub import try_to_load_from_cache
+
+    on_hub = _hub_file(model)
+    if on_hub is None or Path(model).is_file():
+        return True
+    return isinstance(try_to_load_from_cache(on_hub.repository, on_hub.file), str)
+
+
+class _HubFile(NamedTuple):
+    repository: str
+    file: str
+
+
+def _hub_file(model: str) -> _HubFile | None:
+    """A GGUF of the hub, as OWNER/REPOSITORY/FILE.gguf names it."""
+    owner, _, rest = model.partition("/")
+    name, _, file = rest.partition("/")
+    if not is_gguf(file) or owner in ("", ".", "..") or owner.startswith("~"):
+        return None
+    return _HubFile(f"{owner}/{name}", file)
 
 
 def _hub_folder(model: str, revision: str | None, field: str) -> str:
+    _fetched(model, "config.json", revision, field)
+    return model
+
+
+def _fetched(model: str, file: str, revision: str | None, field: str) -> str:
+    """The path of a file of the hub, in its cache."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     known = f"give a local folder, a hub id that can be reached, or {EMBEDDED!r}"
     try:
-        hf_hub_download(model, "config.json", revision=revision)
+        return str(hf_hub_download(model, file, revision=revision))
     except HFValidationError:
         raise CheckpointError(f"{field}: {model!r} is neither a local folder nor a hub id; {known}") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled):
         raise CheckpointError(f"{field}: {model!r} is not cached here and the hub cannot be reached; {known}") from None
     except HfHubHTTPError as error:
         raise CheckpointError(f"{field}: the hub refuses {model!r} (revision {revision}): {error}") from None
-    return model
 
 
 def identify(checkpoint: str, target: TargetSpec) -> TargetIdentity:

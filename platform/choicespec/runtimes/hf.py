@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from choicespec.decoding.along import drafts_along
 from choicespec.decoding.batched import record_batch
 from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import Block, decode, trace
@@ -19,11 +20,12 @@ from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
 from choicespec.errors import CheckpointError, PromptTooLong, Unsupported
 from choicespec.recordings import Recorded
-from choicespec.records import Document, Request, Sampling, TargetIdentity, Trace
+from choicespec.records import Document, Proposal, Request, Sampling, TargetIdentity, Trace
 from choicespec.runtimes.checkpoints import identify, input_embedding, locate
 from choicespec.runtimes.hf_generate import generate_with_transformers
 from choicespec.runtimes.hf_target import layers_refusal, read_config, target_refusal
 from choicespec.runtimes.hf_tokenizer import HfTokenizer, read_eos_ids
+from choicespec.runtimes.memory import held_bytes
 from choicespec.runtimes.pair_parts import drafter_refusal, open_drafter, scorer_refusal
 from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
@@ -62,7 +64,7 @@ class HfRuntime:
             tokenizer = AutoTokenizer.from_pretrained(self._checkpoint, revision=pair.target.revision)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"target.model: cannot read {pair.target.model!r}: {error}") from error
-        self.tokenizer: Tokenizer = HfTokenizer(tokenizer)
+        self.tokenizer: Tokenizer = HfTokenizer(tokenizer, pair.target.template_settings)
         config = self._config.get_text_config()
         self.context_tokens: int = config.max_position_embeddings
         self.precision = pair.target.precision
@@ -200,9 +202,28 @@ class HfRuntime:
         stops = [self._stop_rule(request) for request in requests]
         return record_batch(self.model, requests, stops, layers, prompt_states)
 
+    def draft_along(self, outputs: Sequence[tuple[Request, Sequence[int]]], method: Draft) -> list[list[Proposal]]:
+        """What one of the pair's drafters drafts at each position of known outputs; see ``decoding.along``.
+
+        Raises:
+            CheckpointError: the drafter is missing, broken or for another target.
+        """
+        self.load()
+        assert self._target is not None
+        self._target.choose = greedy
+        proposer = self._proposers.of(method)
+        return [drafts_along(self._target, proposer, request, output_ids) for request, output_ids in outputs]
+
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """The loop is choicespec's own."""
         return {}
+
+    def memory_bytes(self, method: MethodSpec) -> int | None:
+        """See ``Runtime.memory_bytes``; what transformers' own loop holds is not known."""
+        if isinstance(method, TransformersGenerate):
+            return None
+        self.load()
+        return held_bytes((self._target, self._proposers.of(method)), apart=(self, self.tokenizer))
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""

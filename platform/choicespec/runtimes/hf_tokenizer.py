@@ -1,6 +1,6 @@
 """A checkpoint's tokenizer, chat template and end-of-sequence tokens, as transformers reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -11,10 +11,15 @@ from choicespec.tasks.tokenizer import Message, Tool
 
 
 class HfTokenizer:
-    """A checkpoint's tokenizer and chat template."""
+    """A checkpoint's tokenizer and chat template.
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    Args:
+        tokenizer: transformers' own.
+        template_settings: what the chat template is told beside the conversation.
+    """
+
+    def __init__(self, tokenizer: Any, template_settings: Mapping[str, bool]) -> None:
+        self._tokenizer, self._template_settings = tokenizer, template_settings
         self.renders_tools = "tools" in str(tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
@@ -30,7 +35,11 @@ class HfTokenizer:
             raise TaskDataError("the target has no chat template; name an instruct checkpoint, or the task python_repo")
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self._template_settings,
             )
         except TemplateError as error:
             raise TaskDataError(f"the target's chat template refuses a conversation: {error}") from error

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 from choicespec.errors import ChoiceSpecError, PromptTooLong, SpecError, TaskDataError, Unsupported
 from choicespec.records import Document, FinishReason, Request, Step, Trace
-from choicespec.runtimes.checkpoints import locate_gguf
+from choicespec.runtimes.checkpoints import is_here, locate_gguf
 from choicespec.runtimes.gguf_header import GgufHeader, read_header
 from choicespec.runtimes.llamacpp_methods import RUNTIME, speculation_flags
 from choicespec.runtimes.llamacpp_process import LlamaCppServer
 from choicespec.runtimes.llamacpp_server import PACKAGE
+from choicespec.runtimes.memory import peak_resident_bytes
 from choicespec.spec.method import Autoregressive, Draft, MethodSpec, Ngram
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import LlamaCppRuntimeSpec
@@ -35,10 +36,11 @@ class LlamaCppTokenizer:
     Args:
         header: the target's.
         ask: posts to a server of the target.
+        template_settings: what the chat template is told beside the conversation.
     """
 
-    def __init__(self, header: GgufHeader, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, header: GgufHeader, ask: Ask, template_settings: Mapping[str, bool]) -> None:
+        self._ask, self._template_settings = ask, template_settings
         kinds = header.metadata.get("tokenizer.ggml.token_type", ())
         self._control_ids = {token_id for token_id, kind in enumerate(kinds) if kind == _CONTROL}
         self._template: str | None = None
@@ -70,6 +72,7 @@ class LlamaCppTokenizer:
                 chat_template=self._template,
                 add_generation_prompt=True,
                 **self._words,
+                **self._template_settings,
             )
         except TemplateError as error:
             raise TaskDataError(f"the target's chat template refuses a conversation: {error}") from error
@@ -95,7 +98,9 @@ class LlamaCppRuntime:
         self._program = _find_program(spec, pair)
         self._header = read_header(locate_gguf(pair.target.model))
         self._servers: dict[tuple[str, ...], LlamaCppServer] = {}
-        self.tokenizer: Tokenizer = LlamaCppTokenizer(self._header, lambda path, body: self._plain().post(path, body))
+        self.tokenizer: Tokenizer = LlamaCppTokenizer(
+            self._header, lambda path, body: self._plain().post(path, body), pair.target.template_settings
+        )
         self.context_tokens = self._read_context()
         self.warm_methods: int | None = None
         self.knows_steps = False
@@ -105,7 +110,9 @@ class LlamaCppRuntime:
 
     @staticmethod
     def refusal(pair: PairSpec, method: MethodSpec) -> str | None:
-        """Why the pair cannot run the method here, or None; reads the headers of its files."""
+        """Why the pair cannot run the method here, or None; reads the headers of its files, where they are here."""
+        if not all(map(is_here, _files(pair))):
+            return None  # whoever runs it fetches the files, and then looks into them
         try:
             speculation_flags(pair, method)
         except Unsupported as error:
@@ -138,6 +145,10 @@ class LlamaCppRuntime:
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """The flags of the method's server."""
         return {"flags": " ".join([*self._common_flags(), *speculation_flags(self._pair, method)])}
+
+    def memory_bytes(self, method: MethodSpec) -> int | None:
+        """See ``Runtime.memory_bytes``; what lies on GPUs is not known."""
+        return None if self._pair.gpus else peak_resident_bytes(self._server(method).process_id)
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""
@@ -245,6 +256,11 @@ def trace_of(request: Request, method: MethodSpec, answer: Mapping[str, Any]) ->
 def _spread(total: int, parts: int) -> list[int]:
     """A total in nearly equal parts, the larger ones first."""
     return [total // parts + (index < total % parts) for index in range(parts)]
+
+
+def _files(pair: PairSpec) -> list[str]:
+    """A pair's GGUFs, as the specification names them."""
+    return [pair.target.model, *(drafter.model for drafter in pair.drafters.values() if drafter.model is not None)]
 
 
 def _find_program(spec: LlamaCppRuntimeSpec, pair: PairSpec) -> str:

@@ -31,7 +31,7 @@ def main() -> int:
     import xllamacpp
 
     try:
-        server = xllamacpp.Server(_parameters(xllamacpp, flags))  # serves from threads of its own
+        server = xllamacpp.Server(read_parameters(xllamacpp, flags))  # serves from threads of its own
     except RuntimeError:
         time.sleep(_LOG_S)  # why is in its log, which a thread of its own writes, and which nothing here can flush
         return 1
@@ -51,7 +51,8 @@ def _run_binary(command: list[str]) -> int:
         return server.wait()
 
 
-def _parameters(xllamacpp: Any, flags: list[str]) -> Any:
+def read_parameters(xllamacpp: Any, flags: list[str]) -> Any:
+    """The package's parameters for a server with these flags."""
     asked = _parse(flags)
     found = xllamacpp.CommonParams()
     found.model.path = asked.model

@@ -72,6 +72,14 @@ class Runtime(Protocol):
         """What a runtime with a loop of its own was told, or has made of it, for a method; else nothing."""
         ...
 
+    def memory_bytes(self, method: MethodSpec) -> int | None:
+        """What decoding with a method that has run takes in memory; None where it cannot be told.
+
+        In a process of its own: the most that the process has had. Beside other methods: the target with its cache, and
+        all that the method's proposer holds, as if it were alone.
+        """
+        ...
+
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""
         ...

@@ -10,6 +10,7 @@ from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
 from choicespec.errors import PromptTooLong, Unsupported
 from choicespec.records import Document, Request, Sampling, Trace
+from choicespec.runtimes.memory import held_bytes
 from choicespec.spec.method import ONLY_REPLAYED, Draft, MethodSpec, drafters_of, is_oracle, uses_scorer
 from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
@@ -163,6 +164,10 @@ class ScriptedRuntime:
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """The loop is choicespec's own."""
         return {}
+
+    def memory_bytes(self, method: MethodSpec) -> int:
+        """See ``Runtime.memory_bytes``."""
+        return held_bytes((self._target, self._proposers.of(method)), apart=(self, self.tokenizer))
 
     def time_verifications(self, sizes: Sequence[int], context_tokens: int, rounds: int) -> list[tuple[float, ...]]:
         """See ``decoding.step_cost.time_verifications``."""

@@ -15,6 +15,7 @@ from choicespec.errors import CheckpointError, ChoiceSpecError, PromptTooLong, S
 from choicespec.records import Document, Request, Trace
 from choicespec.runtimes.checkpoints import locate
 from choicespec.runtimes.hf_tokenizer import HfTokenizer, read_eos_ids
+from choicespec.runtimes.memory import peak_resident_bytes
 from choicespec.runtimes.vllm_methods import EngineSpec, check_device, engine_arguments, installed, speculation
 from choicespec.runtimes.vllm_process import VllmEngineProcess
 from choicespec.spec.method import Autoregressive, Choice, MethodSpec
@@ -48,7 +49,7 @@ class VllmRuntime:
             raise SpecError(
                 f"runtime.context_tokens={spec.context_tokens} exceeds the {trained} that the target was trained for"
             )
-        self.tokenizer = HfTokenizer(tokenizer)
+        self.tokenizer = HfTokenizer(tokenizer, pair.target.template_settings)
         self.context_tokens: int = spec.context_tokens or trained
         self.warm_methods: int | None = spec.engines
         self.knows_steps = True
@@ -57,6 +58,7 @@ class VllmRuntime:
         self._eos_ids = tuple(read_eos_ids(self._checkpoint, pair.target.revision, config))
         self._engines: dict[MethodSpec, VllmEngineProcess] = {}  # the one used last is the last
         self._facts: dict[MethodSpec, dict[str, str]] = {}  # of every engine there was
+        self._peaks_bytes: dict[MethodSpec, int] = {}
         self._knows_task: set[VllmEngineProcess] = set()
         self.use_repository(tuple)
 
@@ -109,6 +111,14 @@ class VllmRuntime:
         """The target's largest logit minus its second largest after ``token_ids``."""
         return float(self._engine(Autoregressive()).ask("top2_margin", list(token_ids)))
 
+    def memory_bytes(self, method: MethodSpec) -> int | None:
+        """See ``Runtime.memory_bytes``; what lies on GPUs is not known."""
+        if self._pair.gpus:
+            return None
+        if method in self._engines:
+            self._peaks_bytes[method] = peak_resident_bytes(self._engines[method].process_id)
+        return self._peaks_bytes[method]
+
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """What the method's engine has made of its settings."""
         if method not in self._facts:
@@ -148,6 +158,8 @@ class VllmRuntime:
         return engine
 
     def _stop(self, method: MethodSpec) -> None:
+        if self._engines[method].alive:
+            self.memory_bytes(method)  # its peak outlives it
         engine = self._engines.pop(method)
         self._knows_task.discard(engine)
         engine.stop()

@@ -156,7 +156,7 @@ class Engine:
     @cached_property
     def _tokenizer(self) -> HfTokenizer:
         arguments = self._spec.arguments
-        return HfTokenizer(AutoTokenizer.from_pretrained(arguments["model"], revision=arguments["revision"]))
+        return HfTokenizer(AutoTokenizer.from_pretrained(arguments["model"], revision=arguments["revision"]), {})
 
 
 class _ForcedDrafts:

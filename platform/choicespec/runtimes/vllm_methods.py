@@ -10,13 +10,19 @@ from choicespec.errors import CheckpointError, Unsupported
 from choicespec.runtimes.checkpoints import is_gguf, locate
 from choicespec.runtimes.pair_parts import scorer_refusal
 from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram, Suffix, uses_scorer
-from choicespec.spec.pair import DrafterSpec, PairSpec
+from choicespec.spec.pair import DrafterSpec, PairSpec, Quantization, TargetSpec
 from choicespec.spec.runtime import VllmRuntimeSpec
 
 RUNTIME = "vllm"
 SETTINGS = "choicespec"  # the name of what is ours in vLLM's free-form settings
 _PROPOSER = "choicespec.runtimes.vllm_proposer.ChoiceProposer"
-_QUANTIZATIONS = {"fp8": "fp8", "awq": "awq", "nvfp4": "modelopt_fp4", "nf4": "bitsandbytes"}
+_STORED_AS = {  # what a checkpoint's own configuration calls it; vLLM reads the rest there
+    "fp8": ("fp8", "compressed-tensors", "modelopt"),
+    "awq": ("awq", "compressed-tensors"),
+    "nvfp4": ("modelopt", "modelopt_fp4", "compressed-tensors"),
+    "nf4": ("bitsandbytes",),
+}
+_WHILE_LOADING = {"fp8": "fp8", "nf4": "bitsandbytes"}  # of a checkpoint that is stored plainly
 _ON_GPUS_ALONE = ("fp8", "nvfp4", "nf4")
 _WITHOUT_BITSANDBYTES = (0, 32)  # the first version that has it no more
 _DRAFTER_METHODS = {
@@ -89,7 +95,7 @@ def engine_arguments(
         "revision": target.revision,
         "tokenizer_revision": target.revision,
         "dtype": target.dtype,
-        "quantization": _QUANTIZATIONS[target.quantization] if target.quantization else None,
+        "quantization": _told_quantization(target),
         "tensor_parallel_size": target.tensor_parallel,
         "distributed_executor_backend": "mp" if target.tensor_parallel > 1 else "uni",
         "max_model_len": context_tokens,
@@ -110,6 +116,8 @@ def engine_arguments(
 def loses_state(config: Mapping[str, Any]) -> bool:
     """Whether a target has layers with a recurrent state, which cannot be rolled back by cropping."""
     text = config.get("text_config") or config
+    if int(text.get("full_attention_interval") or 1) > 1:  # says the same of families that give no layer_types
+        return True
     return any(kind in ("linear_attention", "mamba") for kind in text.get("layer_types") or ())
 
 
@@ -160,8 +168,8 @@ def _check_target(pair: PairSpec) -> None:
     quantization = target.quantization
     if quantization is None:
         return
-    if quantization not in _QUANTIZATIONS:
-        known = ", ".join(_QUANTIZATIONS)
+    if quantization not in _STORED_AS:
+        known = ", ".join(_STORED_AS)
         raise _CannotBe(f"it knows no target.quantization={quantization}; known: {known}")
     if quantization in _ON_GPUS_ALONE and pair.gpus == 0:
         raise _CannotBe(f"target.quantization={quantization} needs a GPU, but gpus=0")
@@ -169,6 +177,31 @@ def _check_target(pair: PairSpec) -> None:
         raise _CannotBe(f"target.quantization={quantization} computes in 16 bits; set target.dtype: bfloat16")
     if quantization == "nf4" and _version() >= _WITHOUT_BITSANDBYTES:
         raise _CannotBe(f"{installed()} has no bitsandbytes for nf4; use fp8, or a checkpoint in awq or nvfp4")
+    _check_stored(target, quantization)
+
+
+def _check_stored(target: TargetSpec, quantization: Quantization) -> None:
+    stored = _stored_quantization(target)
+    if stored is None and quantization not in _WHILE_LOADING:
+        raise _CannotBe(
+            f"it cannot quantise to {quantization} while loading, and {target.model} is stored plainly; give a "
+            f"checkpoint stored as {quantization}"
+        )
+    if stored is not None and stored not in _STORED_AS[quantization]:
+        raise _CannotBe(f"{target.model} is stored by {stored}, but target.quantization={quantization}")
+
+
+def _stored_quantization(target: TargetSpec) -> str | None:
+    """The method that a checkpoint's configuration says it is quantised by; None is not."""
+    stored = read_config(target.model, target.revision).get("quantization_config")
+    return None if stored is None else str(stored.get("quant_method", "unknown"))
+
+
+def _told_quantization(target: TargetSpec) -> str | None:
+    """vLLM's ``quantization``: a checkpoint that is stored quantised says itself how."""
+    if target.quantization is None or _stored_quantization(target) is not None:
+        return None
+    return _WHILE_LOADING[target.quantization]
 
 
 def _version() -> tuple[int, ...]:

@@ -56,8 +56,9 @@ class ChoiceProposer:
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
         self._model_config = vllm_config.model_config
         self._most_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
-        checkpoint = self._model_config.model
-        self._tokenizer = HfTokenizer(AutoTokenizer.from_pretrained(checkpoint, revision=self._pair.target.revision))
+        target = self._pair.target
+        tokenizer = AutoTokenizer.from_pretrained(self._model_config.model, revision=target.revision)
+        self._tokenizer = HfTokenizer(tokenizer, target.template_settings)
         # A known fault of such targets: a step without a draft, after accepted ones, leaves their state wrong.
         self._never_empty = loses_state(self._model_config.hf_config.to_dict())
         self._runner: Any = None

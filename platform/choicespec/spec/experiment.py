@@ -12,9 +12,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from choicespec.errors import SpecError
 from choicespec.spec.frozen import Frozen
-from choicespec.spec.method import ONLY_REPLAYED, MethodSpec, drafters_of, is_oracle
+from choicespec.spec.method import ONLY_REPLAYED, MethodSpec, TransformersGenerate, drafters_of, is_oracle
 from choicespec.spec.pair import DRAFTER_WEIGHTS, SCORER_WEIGHTS, PairSpec
-from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
+from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec, ScriptedRuntimeSpec
 from choicespec.spec.search import SearchSpec, Value, changed
 from choicespec.spec.task import ChatLog, TaskSpec
 from choicespec.spec.training import DrafterTraining, ScorerTraining
@@ -35,6 +35,12 @@ class TrialSpec(Frozen):
     def label(self) -> str:
         """For people; ``fingerprint`` is the identity."""
         return f"{self.method.label} | {self.task.label} | {self.pair.label}"
+
+    @property
+    def tells_memory(self) -> bool:
+        """Whether its ``memory_bytes`` can be told: not of transformers' loop, nor of another process on GPUs."""
+        ours = isinstance(self.runtime, HfRuntimeSpec | ScriptedRuntimeSpec)
+        return not isinstance(self.method, TransformersGenerate) and (ours or self.pair.gpus == 0)
 
     def fingerprint(self) -> str:
         """The trial's identity in MLflow, in file names and on resume."""
@@ -111,6 +117,7 @@ class ExperimentSpec(Frozen):
         _known(search.starts, self.methods, "search.default and search.spaces")
         for name, held_out in search.tasks.items():
             _check_held_out(f"search.tasks.{name}", self.tasks[name], self.tasks[held_out])
+        self.setting(next(iter(search.tasks)), search.default, {})
         for space in search.spaces.values():
             for changes in space.borders():
                 self.setting(next(iter(search.tasks)), space.start, changes)
@@ -138,6 +145,11 @@ class ExperimentSpec(Frozen):
             raise ValueError(f"search: {method!r} with {dict(changes)}: {said}") from None
         if is_oracle(made.method):
             raise ValueError(f"search: {method!r} with {dict(changes)}: {ONLY_REPLAYED}")
+        if "memory_bytes" in self.search.objectives and not made.tells_memory:
+            raise ValueError(
+                f"search.objectives: what {made.method.label!r} takes in memory on {made.runtime.kind!r} with "
+                f"gpus={made.pair.gpus} cannot be told; leave memory_bytes out"
+            )
         return made
 
     def fingerprint(self) -> str:
@@ -211,6 +223,17 @@ def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:
             raise ValueError(f"{where}: unknown name {name!r}; known: {', '.join(known) or 'none'}")
 
 
+def load_experiments(name: str, folder: Path) -> list[ExperimentSpec]:
+    """Read one experiment as ``load_experiment``, or every one of ``folder/NAME/``, in the order of their names.
+
+    Raises:
+        SpecError: as ``load_experiment``.
+    """
+    if (folder / name).is_dir():
+        return [load_experiment(str(path), folder) for path in sorted((folder / name).glob("*.yaml"))]
+    return [load_experiment(name, folder)]
+
+
 def load_experiment(name: str, folder: Path) -> ExperimentSpec:
     """Read ``folder/NAME.yaml``, or the YAML file at a path.
 
@@ -219,7 +242,7 @@ def load_experiment(name: str, folder: Path) -> ExperimentSpec:
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        known = ", ".join(sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")))
         raise SpecError(f"no experiment at {path}; known names: {known}; or give the path of a .yaml file")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """A pair: a target with its drafters, and what one worker needs to pin them to its GPUs."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from choicespec.spec.frozen import Frozen
 
@@ -24,6 +24,8 @@ class TargetSpec(Frozen):
             GGUF type when they are loaded, and compute in the dtype. ``nf4`` (bitsandbytes), ``fp8``, ``awq`` and
             ``nvfp4`` are those of quantised checkpoints, and are computed with on a GPU.
         tensor_parallel: GPUs that one forward pass is split over.
+        enable_thinking: what the chat template is told; None tells it nothing. Drafters draft best in the mode that
+            they were trained in.
     """
 
     model: str = Field(min_length=1)
@@ -31,12 +33,26 @@ class TargetSpec(Frozen):
     dtype: Dtype = "float32"
     quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, ge=1)
+    enable_thinking: bool | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_an_untold_template(self, content: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """So that what was measured and recorded before there was a mode keeps its identity."""
+        found: dict[str, Any] = content(self)
+        if self.enable_thinking is None:
+            del found["enable_thinking"]
+        return found
 
     @model_validator(mode="after")
     def _gguf_is_as_stored(self) -> "TargetSpec":
         if self.dtype == "gguf" and self.quantization is not None:
             raise ValueError(f"quantization={self.quantization} rounds other weights; leave it out with dtype=gguf")
         return self
+
+    @property
+    def template_settings(self) -> dict[str, bool]:
+        """What the chat template is told beside the conversation."""
+        return {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
 
     @property
     def precision(self) -> str:

@@ -10,8 +10,8 @@ from choicespec.spec.frozen import Frozen
 from choicespec.spec.training import Count
 
 Value = bool | int | float | str | None
-Objective = Literal["decode_tokens_per_s", "prefill_ms"]
-SMALLER_IS_BETTER: frozenset[Objective] = frozenset({"prefill_ms"})
+Objective = Literal["decode_tokens_per_s", "prefill_ms", "memory_bytes"]
+SMALLER_IS_BETTER: frozenset[Objective] = frozenset({"prefill_ms", "memory_bytes"})
 VARIED = ("method.", "pair.", "runtime.")
 _REPLAYED = "method."
 

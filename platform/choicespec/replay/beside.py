@@ -1,0 +1,141 @@
+"""Drafters beside a candidate set, replayed: unions and hybrids.
+
+What such a method does at a step depends on what its drafters were worth in the steps before, so that it is walked a
+step at a time, by the objects of the live loop. Where it decides by time, a drafter takes what was measured of it on
+average; live, each call's own time decides, so that steps may differ there.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+from choicespec.decoding.verification import count_accepted
+from choicespec.drafters.registry import gates_of, payoff_of
+from choicespec.drafters.union import CalledDrafter, Payoff, improve
+from choicespec.measuring.cost import Costs, ProposerCost
+from choicespec.records import Proposal, Request
+from choicespec.replay.drafted import Drafted, shortened
+from choicespec.replay.drafts import RecordedDrafts
+from choicespec.spec.method import Choice
+
+
+class Taken(NamedTuple):
+    """A step: where, how many tokens were verified and kept, and the time that drafters took."""
+
+    position: int
+    proposed: int
+    accepted: int
+    drafting_ms: float
+
+
+class _Clock:
+    """Seconds that pass only when a drafter is called."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class _RecordedDrafter:
+    """Drafts what was recorded at its place in the recording, in the time that was measured."""
+
+    def __init__(self, name: str, drafted: Drafted, cost: ProposerCost, clock: _Clock) -> None:
+        self._drafts, self._cost, self._clock = drafted.proposals(name), cost, clock
+        self.start = 0  # of the request
+        self._first = True
+
+    def begin(self, request: Request) -> None:
+        self._first = True
+
+    def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
+        self._clock.now_s += (self._cost.first_ms if self._first else self._cost.step_ms) / 1e3
+        self._first = False
+        return shortened(self._drafts[self.start + len(token_ids) - 1], limit)
+
+    def finish(self, request: Request, output_ids: Sequence[int]) -> None:
+        """Nothing to learn."""
+
+
+class _Lists(NamedTuple):
+    """Of each position: see ``Proposals`` and, of the best candidate, ``Drafts``; arrays are slow number by number."""
+
+    limits: list[int]
+    anchors: list[int]
+    following: list[list[int]]
+    lengths: list[int]
+    accepted: list[int]
+    survival: list[list[float]]
+
+    @classmethod
+    def of(cls, drafts: RecordedDrafts, method: Choice) -> Self:
+        proposals = drafts.proposals
+        best = drafts.of(method.model_copy(update={"drafters": (), "gate": None}))
+        arrays = (proposals.limits, proposals.anchors, proposals.following, best.lengths, best.accepted, best.survival)
+        return cls(*(array.tolist() for array in arrays))
+
+
+class Beside:
+    """One method with drafters, on one recording.
+
+    Args:
+        method: with drafters.
+        drafts: of the recording.
+        costs: of the pair.
+
+    Raises:
+        RecordingError: a drafter, or what it costs, is not recorded.
+    """
+
+    def __init__(self, method: Choice, drafts: RecordedDrafts, costs: Costs) -> None:
+        self._method, self._drafts = method, drafts
+        self._payoff: Payoff = payoff_of(method, lambda: costs.step_costs)
+        clock = _Clock()
+        self._recorded = [
+            _RecordedDrafter(draft.drafter, drafts.drafted(draft), costs.drafter(draft), clock)
+            for draft in method.calls
+        ]
+        self._called = [
+            CalledDrafter(draft.drafter, recorded, self._payoff, gate, clock)
+            for draft, recorded, gate in zip(method.calls, self._recorded, gates_of(method, self._payoff), strict=True)
+        ]
+
+    def walk(self) -> list[list[Taken]]:
+        """The steps of each request; before the first one comes the warm-up, from which drafters are known a little."""
+        if self._drafts.warm_up is not None:
+            self._walk(self._drafts.warm_up)
+        return self._walk(self._drafts)
+
+    def _walk(self, drafts: RecordedDrafts) -> list[list[Taken]]:
+        ends = drafts.proposals.ends.tolist()
+        lists = _Lists.of(drafts, self._method)
+        return [self._request(lists, start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _request(self, lists: "_Lists", start: int, end: int) -> list[Taken]:
+        """Positions count from the request's start as tokens of its output do, for it has no prompt here."""
+        output_ids = [*lists.anchors[start:end], *(token_ids[0] for token_ids in lists.following[start:end][-1:])]
+        request = Request("", (), len(output_ids))
+        self._payoff.begin()
+        for recorded, called in zip(self._recorded, self._called, strict=True):
+            recorded.start = start
+            called.begin(request)
+        steps: list[Taken] = []
+        position = start
+        while position < end:
+            steps.append(self._step(lists, position, output_ids[: position - start + 1]))
+            position += steps[-1].accepted + 1
+        for called in self._called:
+            called.finish(request, output_ids)
+        return steps
+
+    def _step(self, lists: "_Lists", position: int, token_ids: Sequence[int]) -> Taken:
+        survival = lists.survival[position][: lists.lengths[position]]
+        chosen, drafting_ms = self._payoff.weigh((), "", survival), 0.0
+        limit = min(lists.limits[position], self._method.block_length)
+        if limit > 0:
+            chosen, drafting_ms = improve(chosen, self._called, token_ids, limit)
+        self._payoff.take(chosen, drafting_ms)
+        accepted = lists.accepted[position]
+        if chosen.source:
+            accepted = count_accepted(chosen.token_ids, lists.following[position])
+        return Taken(position, chosen.length, min(chosen.length, accepted), drafting_ms)
