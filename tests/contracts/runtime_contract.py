@@ -28,7 +28,7 @@ def assert_all_lossless(requests: Sequence[Request], decoded: Decoded) -> None:
 
 def without_times(trace: Trace) -> Trace:
     """What must be the same in every run."""
-    steps = tuple(step._replace(propose_ms=0, verify_ms=0) for step in trace.steps)
+    steps = tuple(step._replace(propose_ms=0, verify_ms=0, score_ms=0, settle_ms=0) for step in trace.steps)
     return trace._replace(prefill_ms=0, decode_ms=0, steps=steps)
 
 

@@ -139,7 +139,7 @@ def test_both_schemes_can_be_read(page: Page) -> None:
     })()"""
     for scheme in ("light", "dark"):
         page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        assert min(page.run(contrasts)) >= 2.9, scheme
+        assert min(page.run(contrasts)) >= 3, scheme
 
 
 def test_nothing_fails_in_the_console(page: Page) -> None:

@@ -119,7 +119,7 @@ def test_names_are_those_that_charts_and_filters_are_saved_by(
             "prefill_ms",
         )
         names = {f"{name}{end}" for name in estimates for end in ("", "_low", "_high")}
-        names |= {"propose_share", "requests", "omitted_requests"}
+        names |= {"propose_share", "requests", "omitted_requests", "memory_bytes"}
         by_position = {name for name in run.data.metrics if name.startswith("acceptance_at_")}
         assert set(run.data.metrics) - by_position == names
         assert by_position == {f"acceptance_at_{number}" for number in range(1, len(by_position) + 1)}

@@ -274,7 +274,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 
 def setting(tokens_per_s: float, proposed: int) -> Tried:
-    return Tried("space", "{}", tokens_per_s, 1.0, 1, proposed, 1.0, 1.0, 1.0)
+    return Tried("space", "{}", tokens_per_s, 1.0, 1, proposed, 1.0, 1.0, 1.0, 0.0)
 
 
 def keep_sweep(path: Path, tried: list[Tried]) -> None:

@@ -4,7 +4,7 @@ import pytest
 from choicespec.records import Request
 from choicespec.runtimes.runtime import Runtime, StreamingRuntime
 from choicespec.runtimes.scripted import EOS_ID, ByteTokenizer, ScriptedRuntime
-from choicespec.spec.method import Autoregressive, Ngram
+from choicespec.spec.method import Autoregressive, Choice, Ngram
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from contracts.runtime_contract import RuntimeContract
@@ -55,3 +55,13 @@ def test_its_output_depends_on_the_whole_prompt() -> None:
     prompts = [bytes([first]) + b"#" * 40 for first in range(10)]
     outputs = {scripted().generate(Request("r", tuple(p), 16), Autoregressive()).output_ids for p in prompts}
     assert len(outputs) > 5
+
+
+def test_the_parts_of_a_step_are_within_it() -> None:
+    """Fails if ranking or settling is timed twice, or beside the step; ranking takes time only where there is a set."""
+    request = Request("r", tuple(b'f(x=12, y="5"); f(x=13, y="'), 48)
+    for method in (Autoregressive(), Ngram(), Choice()):
+        steps = scripted().generate(request, method).steps
+        assert all(0 <= step.score_ms <= step.propose_ms for step in steps)
+        assert all(0 < step.settle_ms < step.verify_ms for step in steps)
+        assert any(step.score_ms for step in steps) == isinstance(method, Choice)
