@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import openai
 import pytest
@@ -32,14 +31,15 @@ from choicespec.spec.task import ToolCall
 from choicespec.tasks.prompts import Prompts, open_task
 from contracts.lossless import assert_lossless
 from contracts.runtime_contract import PLAIN, RuntimeContract
+from contracts.served_contract import MODEL, VERSION, ServedContract, ask
 from contracts.streaming_contract import StreamingContract
 from integration.local_api import measurement, serving
 from integration.processes import DEADLINE_S, await_end
 from integration.small_checkpoints import save_checkpoint, small_llama
-from openai.types import Completion
 
 PLATFORM = Path(__file__).parents[2] / "platform"
 COUNTING = "".join(f"Item {i}: apple pie and cream\n" for i in range(1, 8)) + "Item"
+PLANETS = "The planets are Mercury, Venus, Earth, Mars,"
 SMOLLM2 = PairSpec.model_validate({"target": {"model": "smollm2"}})
 VLLM = VllmRuntimeSpec(context_tokens=2048, kv_cache_gib=0.5)
 SCORER = Choice(selection="scorer", min_survival=0.0)  # verified whole: nothing depends on what a verification costs
@@ -55,8 +55,7 @@ def smollm2() -> Iterator[VllmRuntime]:
 
 
 def _prompts(runtime: VllmRuntime) -> list[tuple[int, ...]]:
-    texts = (COUNTING, "The planets are Mercury, Venus, Earth, Mars,")
-    return [tuple(runtime.tokenizer.encode(text)) for text in texts]
+    return [tuple(runtime.tokenizer.encode(text)) for text in (COUNTING, PLANETS)]
 
 
 class TestVllmRuntime(RuntimeContract):
@@ -155,10 +154,9 @@ def test_the_margin_is_the_hf_runtimes(smollm2: VllmRuntime, hf: HfRuntime) -> N
     assert smollm2.top2_margin(prompt) == pytest.approx(hf.top2_margin(prompt), abs=1e-2)
 
 
-# Over HTTP. Ray Serve, which adds nothing of the runtime's, has its own tests.
 _LIMITS = LimitsSpec(waiting=0)
 _OPENED: list[VllmRuntime] = []  # what a replica is given instead of engines of its own
-_NEW_TOKENS, _LONG = 24, 400
+_LONG = 400
 
 
 def _shared(spec: VllmRuntimeSpec, pair: PairSpec) -> VllmRuntime:
@@ -167,57 +165,46 @@ def _shared(spec: VllmRuntimeSpec, pair: PairSpec) -> VllmRuntime:
 
 
 @pytest.fixture(scope="module")
-def client(smollm2: VllmRuntime) -> Iterator[openai.OpenAI]:
-    """Of a replica with a champion that scores."""
+def served(smollm2: VllmRuntime) -> Iterator[openai.OpenAI]:
+    """A client of a champion that scores."""
     trial = TrialSpec(pair=SMOLLM2, runtime=VLLM, task=ToolCall(), method=SCORER)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RUNTIMES, "vllm", f"{__name__}:_shared")
         _OPENED[:] = [smollm2]
-        replica = Replica(Versioned(Champion(trial=trial, measurement=measurement()), "1"), _LIMITS)
-    with serving({"smollm2": replica}, _LIMITS) as address:
+        replica = Replica(Versioned(Champion(trial=trial, measurement=measurement()), VERSION), _LIMITS)
+    with serving({MODEL: replica}, _LIMITS) as address:
         yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
 
-def _ask(client: openai.OpenAI, prompt: str, **asked: Any) -> openai.Stream[Completion]:
-    return client.completions.create(
-        model="smollm2",
-        prompt=prompt,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"choicespec": {"usage": True}},
-        **({"max_tokens": _NEW_TOKENS} | asked),
-    )
+class TestVllmServed(ServedContract):
+    """As many clients as slots, and nobody may wait: all are decoded side by side."""
+
+    @pytest.fixture(scope="class")
+    def runtime(self, smollm2: VllmRuntime) -> StreamingRuntime:
+        return smollm2
+
+    @pytest.fixture(scope="class")
+    def client(self, served: openai.OpenAI) -> openai.OpenAI:
+        return served
+
+    @pytest.fixture(scope="class")
+    def prompts(self, smollm2: VllmRuntime) -> list[str]:
+        return [COUNTING, PLANETS, "One, two, three, four,", "a b c d e f g h"][: smollm2.slots]
 
 
-def test_a_champion_answers_several_clients_at_a_time(smollm2: VllmRuntime, client: openai.OpenAI) -> None:
-    """Fails if answers are mixed up, differ from plain decoding, come in one part, or are counted wrongly."""
-    texts = [COUNTING, "The planets are Mercury, Venus, Earth, Mars,", "One, two, three, four,", "a b c d e f g h i j"]
-    assert smollm2.slots == len(texts)
-    streams = [_ask(client, text) for text in texts]
-    for text, stream in zip(texts, streams, strict=True):
-        *parts, last = list(stream)
-        plain = smollm2.generate(Request(text, tuple(smollm2.tokenizer.encode(text)), _NEW_TOKENS), PLAIN)
-        assert "".join(part.choices[0].text for part in parts) == smollm2.tokenizer.decode(plain.output_ids)
-        assert last.usage is not None
-        assert last.usage.completion_tokens == len(plain.output_ids)
-        extension = last.usage.model_dump()["choicespec"]
-        assert (extension["method"], extension["version"]) == (SCORER.label, "1")
-        assert len(parts) > 2
-
-
-def test_clients_that_go_away_free_their_slots(smollm2: VllmRuntime, client: openai.OpenAI) -> None:
+def test_clients_that_go_away_free_their_slots(smollm2: VllmRuntime, served: openai.OpenAI) -> None:
     """Fails if an answer that nobody reads is decoded to its end, or takes one that is read with it.
 
     Nobody may wait here. All were begun together, so if their slots came free only at their ends, the one that goes on
     would be at its end too by the time that the next one is answered.
     """
-    *left, read = [_ask(client, COUNTING, max_tokens=_LONG) for _ in range(smollm2.slots)]
+    *left, read = [ask(served, COUNTING, max_tokens=_LONG) for _ in range(smollm2.slots)]
     for stream in left:
         next(iter(stream))
         stream.close()
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(list, read)
-        _await_answer(client)
+        _await_answer(served)
         assert not reading.done()
         usage = reading.result()[-1].usage
     assert usage is not None
@@ -229,17 +216,11 @@ def _await_answer(client: openai.OpenAI) -> None:
     deadline = monotonic() + DEADLINE_S
     while monotonic() < deadline:
         try:
-            assert list(_ask(client, "One, two,"))[-1].usage
+            assert list(ask(client, "One, two,"))[-1].usage
             return
         except openai.RateLimitError:
             continue
     raise AssertionError("no slot is given back")
-
-
-def test_a_temperature_is_a_400(client: openai.OpenAI) -> None:
-    """Fails if it is silently greedy, or drawn from what is not plain decoding's own draw."""
-    with pytest.raises(openai.BadRequestError, match="greedily"):
-        _ask(client, COUNTING, temperature=0.7)
 
 
 @pytest.fixture(scope="module")
