@@ -38,7 +38,8 @@ from integration.small_ggufs import CONTEXT, END_ID, write_dflash, write_llama, 
 
 PLATFORM = Path(__file__).parents[2] / "platform"
 COUNTING = "".join(f"Item {i}: apple pie and cream\n" for i in range(1, 8)) + "Item"
-EMOJIS = "Emoji: " + "\N{PARTY POPPER}\N{SNOWMAN}" * 5 + "\N{PARTY POPPER}"
+PIES = "apple pie, apple pie, apple"
+EMOJIS = "\N{SNOWMAN}\N{PARTY POPPER}" * 3
 GREETING = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
 BYTES = tuple(b"hello world, hello world")
 
@@ -88,7 +89,7 @@ class TestLlamaCppStreams(StreamingContract):
     @pytest.fixture(scope="class")
     def requests(self, smollm2: LlamaCppRuntime) -> list[Request]:
         """One ends at a stop string, one inside a character, one at the end of a sequence."""
-        asked = [(COUNTING, 40, ("cream",)), (EMOJIS, 25, ()), (GREETING, 60, ())]
+        asked = [(PIES, 24, ("pie, apple pie, apple pie, ap",)), (EMOJIS, 13, ()), (GREETING, 40, ())]
         return [Request(text, tuple(smollm2.tokenizer.encode(text)), n, stop) for text, n, stop in asked]
 
     def test_the_requests_end_as_they_are_to(self, runtime: StreamingRuntime, requests: Sequence[Request]) -> None:
@@ -117,18 +118,19 @@ class TestLlamaCppServed(ServedContract):
 
     @pytest.fixture(scope="class")
     def prompts(self) -> list[str]:
-        return [COUNTING, EMOJIS, GREETING]
+        return [PIES, EMOJIS, GREETING]
 
 
 def test_what_nobody_reads_is_not_decoded(smollm2: LlamaCppRuntime) -> None:
     """Fails if a closed stream keeps the server from the next request until it would have ended."""
-    request = Request("r", tuple(smollm2.tokenizer.encode(COUNTING)), 1000)
+    request = Request("r", tuple(smollm2.tokenizer.encode(PIES)), 1000)
     stream = smollm2.stream(request, TestLlamaCppStreams.method, None)
     next(stream)
     stream.close()
     smollm2.generate(request._replace(max_new_tokens=2), TestLlamaCppStreams.method)
     server = smollm2._server(TestLlamaCppStreams.method)
     ended = re.findall(rb"stop processing: n_tokens = (\d+)", server._process.read_log())
+    assert len(ended) > 1
     assert all(int(tokens) < 1000 for tokens in ended)
 
 

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
+from typing import Any, NamedTuple
 
 import openai
 import pytest
@@ -39,11 +40,121 @@ from integration.small_checkpoints import save_checkpoint, small_llama
 
 PLATFORM = Path(__file__).parents[2] / "platform"
 COUNTING = "".join(f"Item {i}: apple pie and cream\n" for i in range(1, 8)) + "Item"
+LOOP = "A, B, C, A, B, C, A,"  # which is gone on with for ever
 PLANETS = "The planets are Mercury, Venus, Earth, Mars,"
 SMOLLM2 = PairSpec.model_validate({"target": {"model": "smollm2"}})
 VLLM = VllmRuntimeSpec(context_tokens=2048, kv_cache_gib=0.5)
 SCORER = Choice(selection="scorer", min_survival=0.0)  # verified whole: nothing depends on what a verification costs
 NGRAM = Ngram(num_draft_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("target"), small_llama(head_dim=64))  # vLLM knows few sizes
+
+
+def _open(small: Path, kv_cache_gib: float = 0.02) -> VllmRuntime:
+    pair = PairSpec.model_validate({"target": {"model": str(small)}})
+    return VllmRuntime(VllmRuntimeSpec(threads=1, context_tokens=1024, kv_cache_gib=kv_cache_gib, engines=1), pair)
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16}
+CONFIGS = {
+    "llama": LLAMA,
+    "qwen3": QWEN3,
+    "draft_model": LLAMA | {"num_hidden_layers": 1},
+    "eagle3": LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 512},
+    "dflash": QWEN3
+    | {
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": 1,
+        "block_size": 8,
+        "dflash_config": {"mask_token_id": 511, "target_layer_ids": [0, 1, 2]},
+    },
+}
+ASK_VLLM = (
+    "import json, sys\n"
+    "from vllm.engine.arg_utils import EngineArgs\n"
+    "configs = [EngineArgs(**said).create_engine_config() for said in json.load(sys.stdin)]\n"
+    "found = [(c.speculative_config.method, c.speculative_config.num_speculative_tokens) for c in configs]\n"
+    "print(json.dumps(found))\n"
+)
+
+
+DRAFTERS = (("draft_model", "llama", 4), ("eagle3", "llama", 3), ("dflash", "qwen3", 7))  # kind, target, k
+
+
+def _cannot_start(small: Path) -> None:
+    _open(small, kv_cache_gib=0.0001).load()
+
+
+def _orphan(small: Path) -> int:
+    """An engine whose owner was killed."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from integration.test_vllm import _open\n"
+        f"runtime = _open(Path({str(small)!r}))\n"
+        "runtime.load()\n"
+        "print(*runtime.process_ids, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(PLATFORM), str(Path(__file__).parents[1])))}
+    command: Sequence[str] = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as owner:
+        assert owner.stdout is not None
+        process_id = int(owner.stdout.readline())
+        owner.kill()
+    return process_id
+
+
+def _taken(folder: Path) -> list[list[Any]]:
+    """The method and the number of draft tokens that vLLM makes of each of ``DRAFTERS``."""
+    for name, config in CONFIGS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = []
+    for kind, target, k in DRAFTERS:
+        checkpoint = str(folder / target)
+        drafters = {"d": {"kind": kind, "model": str(folder / kind)}}
+        pair = PairSpec.model_validate({"target": {"model": checkpoint}, "drafters": drafters})
+        method = Draft(drafter="d", num_draft_tokens=k)
+        asked.append(engine_arguments(VllmRuntimeSpec(), pair, method, checkpoint, 512))
+    answer = subprocess.run(
+        [sys.executable, "-c", ASK_VLLM], input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: list[list[Any]] = json.loads(answer.stdout.splitlines()[-1])
+    return found
+
+
+class Beside(NamedTuple):
+    """What three tests wait for."""
+
+    cannot_start: Future[None]
+    orphan: Future[int]
+    taken: Future[list[list[Any]]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def beside(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+    """Begun with the module, one after the other: to import vLLM takes 10 s of one core, and this has two."""
+    with ThreadPoolExecutor(1) as pool:
+        yield Beside(
+            pool.submit(_cannot_start, small),
+            pool.submit(_orphan, small),
+            pool.submit(_taken, tmp_path_factory.mktemp("configs")),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +267,7 @@ def test_the_margin_is_the_hf_runtimes(smollm2: VllmRuntime, hf: HfRuntime) -> N
 
 _LIMITS = LimitsSpec(waiting=0)
 _OPENED: list[VllmRuntime] = []  # what a replica is given instead of engines of its own
-_LONG = 400
+_LONG = 600
 
 
 def _shared(spec: VllmRuntimeSpec, pair: PairSpec) -> VllmRuntime:
@@ -198,7 +309,7 @@ def test_clients_that_go_away_free_their_slots(smollm2: VllmRuntime, served: ope
     Nobody may wait here. All were begun together, so if their slots came free only at their ends, the one that goes on
     would be at its end too by the time that the next one is answered.
     """
-    *left, read = [ask(served, COUNTING, max_tokens=_LONG) for _ in range(smollm2.slots)]
+    *left, read = [ask(served, LOOP, max_tokens=_LONG) for _ in range(smollm2.slots)]
     for stream in left:
         next(iter(stream))
         stream.close()
@@ -221,16 +332,6 @@ def _await_answer(client: openai.OpenAI) -> None:
         except openai.RateLimitError:
             continue
     raise AssertionError("no slot is given back")
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_checkpoint(tmp_path_factory.mktemp("target"), small_llama(head_dim=64))  # vLLM knows few sizes
-
-
-def _open(small: Path, kv_cache_gib: float = 0.02) -> VllmRuntime:
-    pair = PairSpec.model_validate({"target": {"model": str(small)}})
-    return VllmRuntime(VllmRuntimeSpec(threads=1, context_tokens=1024, kv_cache_gib=kv_cache_gib, engines=1), pair)
 
 
 def test_a_lost_engine_is_said_and_replaced(small: Path) -> None:
@@ -259,10 +360,10 @@ def test_a_lost_engine_is_said_and_replaced(small: Path) -> None:
     await_end(second_id)
 
 
-def test_an_engine_that_cannot_start_says_why(small: Path) -> None:
+def test_an_engine_that_cannot_start_says_why(beside: Beside) -> None:
     """Fails if the reason stays in a log that nobody sees."""
     with pytest.raises(ServerError, match="memory for the cache"):
-        _open(small, kv_cache_gib=0.0001).load()
+        beside.cannot_start.result()
 
 
 def test_a_wrong_context_is_said_at_opening() -> None:
@@ -271,74 +372,11 @@ def test_a_wrong_context_is_said_at_opening() -> None:
         VllmRuntime(VllmRuntimeSpec(context_tokens=9000), SMOLLM2)
 
 
-def test_no_engine_outlives_a_killed_owner(small: Path) -> None:
+def test_no_engine_outlives_a_killed_owner(beside: Beside) -> None:
     """Fails if Ray, which kills its actors, leaves engines behind that hold memory and cores."""
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from integration.test_vllm import _open\n"
-        f"runtime = _open(Path({str(small)!r}))\n"
-        "runtime.load()\n"
-        "print(*runtime.process_ids, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(PLATFORM), str(Path(__file__).parents[1])))}
-    command: Sequence[str] = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as owner:
-        assert owner.stdout is not None
-        process_id = int(owner.stdout.readline())
-        owner.kill()
-    await_end(process_id)
+    await_end(beside.orphan.result())
 
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-}
-QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16}
-CONFIGS = {
-    "llama": LLAMA,
-    "qwen3": QWEN3,
-    "draft_model": LLAMA | {"num_hidden_layers": 1},
-    "eagle3": LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 512},
-    "dflash": QWEN3
-    | {
-        "architectures": ["DFlashDraftModel"],
-        "num_hidden_layers": 1,
-        "block_size": 8,
-        "dflash_config": {"mask_token_id": 511, "target_layer_ids": [0, 1, 2]},
-    },
-}
-ASK_VLLM = (
-    "import json, sys\n"
-    "from vllm.engine.arg_utils import EngineArgs\n"
-    "configs = [EngineArgs(**said).create_engine_config() for said in json.load(sys.stdin)]\n"
-    "found = [(c.speculative_config.method, c.speculative_config.num_speculative_tokens) for c in configs]\n"
-    "print(json.dumps(found))\n"
-)
-
-
-def test_the_installed_vllm_takes_what_it_is_told_of_drafters(tmp_path: Path) -> None:
+def test_the_installed_vllm_takes_what_it_is_told_of_drafters(beside: Beside) -> None:
     """Fails if a setting's name or a method's has changed: found from configurations, without weights."""
-    for name, config in CONFIGS.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    asked, expected = [], []
-    for kind, target, k in (("draft_model", "llama", 4), ("eagle3", "llama", 3), ("dflash", "qwen3", 7)):
-        checkpoint = str(tmp_path / target)
-        drafters = {"d": {"kind": kind, "model": str(tmp_path / kind)}}
-        pair = PairSpec.model_validate({"target": {"model": checkpoint}, "drafters": drafters})
-        method = Draft(drafter="d", num_draft_tokens=k)
-        asked.append(engine_arguments(VllmRuntimeSpec(), pair, method, checkpoint, 512))
-        expected.append([kind, k])
-    answer = subprocess.run(
-        [sys.executable, "-c", ASK_VLLM], input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True
-    )
-    assert json.loads(answer.stdout.splitlines()[-1]) == expected
+    assert beside.taken.result() == [[kind, k] for kind, _, k in DRAFTERS]

@@ -55,7 +55,7 @@ def _event(content: str, token_ids: list[int], tokens: int, timings: dict[str, A
 
 @st.composite
 def decodes(draw: st.DrawFn, whole_characters: bool) -> list[Pass]:
-    parts = [(token_id,) for token_id in range(len(WORDS))]
+    parts: list[tuple[int, ...]] = [(token_id,) for token_id in range(len(WORDS))]
     if not whole_characters:
         parts += [tuple(ID_OF_BYTE[byte] for byte in character.encode()) for character in BYTES.decode()]
     token_ids = [i for part in draw(st.lists(st.sampled_from(parts), min_size=1, max_size=12)) for i in part]
