@@ -72,7 +72,9 @@ class OwnedProcess:
         return self._process.wait(timeout_s)
 
     def read_log(self) -> bytes:
-        """All that it wrote so far."""
+        """All that it wrote so far; nothing, once it was stopped."""
+        if self._log.closed:
+            return b""
         descriptor = self._log.fileno()
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0)  # the process writes where it was, not here
 

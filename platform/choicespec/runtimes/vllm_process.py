@@ -103,7 +103,8 @@ class VllmEngineProcess:
                 block = self._next(answers, "while it decoded")
                 yield block
         except GeneratorExit:
-            self._send(Call(number, CANCEL, ()))
+            if self.alive:
+                self._send(Call(number, CANCEL, ()))
             raise
         finally:
             self._answers.forget(number)
