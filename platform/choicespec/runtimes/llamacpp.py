@@ -95,9 +95,7 @@ class LlamaCppRuntime:
     """
 
     slots = 1
-    samples = (
-        False  # the server draws what its own generator gives: other tokens than plain decoding's, with the same seed
-    )
+    samples = False  # a draft changes what the server draws with a seed: it would not be plain decoding's
 
     def __init__(self, spec: LlamaCppRuntimeSpec, pair: PairSpec) -> None:
         self._spec, self._pair = spec, pair
@@ -167,8 +165,9 @@ class LlamaCppRuntime:
         server = self._server(method)
 
         def decode_on(output_ids: Sequence[int], number: int) -> Sequence[int]:
-            asked = {"prompt": [*request.prompt_ids, *output_ids], "n_predict": number, "return_tokens": True}
-            token_ids: list[int] = server.post("/completion", _GREEDY | asked)["tokens"]
+            asked = {"prompt": [*request.prompt_ids, *output_ids], "n_predict": number}
+            known = {"cache_prompt": True, "return_tokens": True}
+            token_ids: list[int] = server.post("/completion", _GREEDY | asked | known)["tokens"]
             return token_ids
 
         stop = StopRule((), request.max_new_tokens, request.stop, self.tokenizer.decode)

@@ -13,6 +13,7 @@ from typing import Any
 
 from choicespec.decoding.loop import Block
 from choicespec.decoding.stopping import StopRule
+from choicespec.errors import ServerError
 from choicespec.records import FinishReason, Step
 from choicespec.runtimes.gguf_header import GgufHeader
 
@@ -35,9 +36,13 @@ class Pieces:
         """The ids of so many tokens which, followed by ``last_id``, are a text.
 
         Where several are, those with the longest tokens first, as tokenizers merge; the text is theirs all the same.
+
+        Raises:
+            ServerError: there are none.
         """
         found = self._split(text.encode().removesuffix(self._of_ids[last_id]), number)
-        assert found is not None, "the server decoded the text from such tokens"
+        if found is None:
+            raise ServerError(f"llama.cpp's server sent a text that no {number + 1} tokens of its vocabulary are")
         return found
 
     def _split(self, text: bytes, number: int) -> list[int] | None:

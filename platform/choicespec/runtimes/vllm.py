@@ -45,7 +45,7 @@ class VllmRuntime:
         Unsupported: vLLM is missing, or cannot run the pair.
     """
 
-    samples = False  # vLLM draws what its own generator gives: other tokens than plain decoding's, with the same seed
+    samples = False  # a draft changes what vLLM draws with a seed: it would not be plain decoding's
 
     def __init__(self, spec: VllmRuntimeSpec, pair: PairSpec) -> None:
         check_device(pair)

@@ -10,6 +10,7 @@ steps are counted here.
 
 import os
 import pickle
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -231,9 +232,15 @@ def main() -> None:
     reply(Told(STARTED, engine.facts()))
     calls: SimpleQueue[Call | None] = SimpleQueue()
     Thread(target=_read, args=(asked, calls), daemon=True).start()
-    _serve(engine, calls, reply)
-    engine.close()
-    os._exit(0)  # what is left ends with the process; to take it down piece by piece takes seconds
+    status = 1
+    try:
+        _serve(engine, calls, reply)
+        engine.close()
+        status = 0
+    except Exception:
+        traceback.print_exc()  # the end of the log is to be the reason
+    # What is left ends with the process: to take it down piece by piece takes seconds, and would trip over the reader.
+    os._exit(status)
 
 
 def _read(asked: IO[bytes], calls: "SimpleQueue[Call | None]") -> None:
