@@ -1,13 +1,16 @@
 """The llama.cpp runtime on the embedded default's own GGUF and on small random ones: real servers, real processes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import openai
 import pytest
+from choicespec.decoding.loop import trace
 from choicespec.errors import CheckpointError, ServerError, SpecError, Unsupported
 from choicespec.measuring.lossless import first_divergence
 from choicespec.measuring.measure import TrialResult, measure
@@ -15,18 +18,29 @@ from choicespec.records import Request, Trace
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.runtimes.llamacpp import LlamaCppRuntime
 from choicespec.runtimes.llamacpp_process import LlamaCppServer
+from choicespec.runtimes.runtime import StreamingRuntime
+from choicespec.serving.champion import Champion
+from choicespec.serving.replica import Replica
+from choicespec.serving.source import Versioned
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.method import Autoregressive, Draft, MethodSpec, Ngram
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec, LlamaCppRuntimeSpec
+from choicespec.spec.serving import LimitsSpec
 from choicespec.spec.task import PythonRepo, ToolCall
 from choicespec.tasks.prompts import Prompts, open_task
 from contracts.runtime_contract import PLAIN, RuntimeContract
+from contracts.served_contract import MODEL, VERSION, ServedContract
+from contracts.streaming_contract import StreamingContract
+from integration.local_api import measurement, serving
 from integration.processes import await_end
 from integration.small_ggufs import CONTEXT, END_ID, write_dflash, write_llama, write_qwen35
 
 PLATFORM = Path(__file__).parents[2] / "platform"
 COUNTING = "".join(f"Item {i}: apple pie and cream\n" for i in range(1, 8)) + "Item"
+PIES = "apple pie, apple pie, apple"
+EMOJIS = "\N{SNOWMAN}\N{PARTY POPPER}" * 3
+GREETING = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n"
 BYTES = tuple(b"hello world, hello world")
 
 
@@ -63,6 +77,61 @@ class TestLlamaCppRuntime(RuntimeContract):
     def prompts(self, smollm2: LlamaCppRuntime) -> list[tuple[int, ...]]:
         texts = (COUNTING, "The planets are Mercury, Venus, Earth, Mars,")
         return [tuple(smollm2.tokenizer.encode(text)) for text in texts]
+
+
+class TestLlamaCppStreams(StreamingContract):
+    method = Ngram(num_draft_tokens=8, min_ngram=2, max_ngram=2)
+
+    @pytest.fixture(scope="class")
+    def runtime(self, smollm2: LlamaCppRuntime) -> StreamingRuntime:
+        return smollm2
+
+    @pytest.fixture(scope="class")
+    def requests(self, smollm2: LlamaCppRuntime) -> list[Request]:
+        """One ends at a stop string, one inside a character, one at the end of a sequence."""
+        asked = [(PIES, 24, ("pie, apple pie, apple pie, ap",)), (EMOJIS, 13, ()), (GREETING, 40, ())]
+        return [Request(text, tuple(smollm2.tokenizer.encode(text)), n, stop) for text, n, stop in asked]
+
+    def test_the_requests_end_as_they_are_to(self, runtime: StreamingRuntime, requests: Sequence[Request]) -> None:
+        """Fails if the properties are held where nothing is difficult."""
+        ends = [trace(request, runtime.stream(request, self.method, None)) for request in requests]
+        assert [end.finish_reason for end in ends] == ["stop", "length", "eos"]
+        assert runtime.tokenizer.decode(ends[1].output_ids).endswith("\ufffd")
+        assert any(step.accepted > 1 for end in ends for step in end.steps)
+
+
+class TestLlamaCppServed(ServedContract):
+    """There is one slot: the clients wait for each other."""
+
+    @pytest.fixture(scope="class")
+    def runtime(self, smollm2: LlamaCppRuntime) -> StreamingRuntime:
+        return smollm2
+
+    @pytest.fixture(scope="class")
+    def client(self) -> Iterator[openai.OpenAI]:
+        pair = PairSpec(target=TargetSpec(model="smollm2", dtype="gguf"))
+        spec = LlamaCppRuntimeSpec(threads=1, context_tokens=2048)
+        trial = TrialSpec(pair=pair, runtime=spec, task=ToolCall(), method=TestLlamaCppStreams.method)
+        replica = Replica(Versioned(Champion(trial=trial, measurement=measurement()), VERSION), LimitsSpec())
+        with serving({MODEL: replica}) as address:
+            yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+    @pytest.fixture(scope="class")
+    def prompts(self) -> list[str]:
+        return [PIES, EMOJIS, GREETING]
+
+
+def test_what_nobody_reads_is_not_decoded(smollm2: LlamaCppRuntime) -> None:
+    """Fails if a closed stream keeps the server from the next request until it would have ended."""
+    request = Request("r", tuple(smollm2.tokenizer.encode(PIES)), 1000)
+    stream = smollm2.stream(request, TestLlamaCppStreams.method, None)
+    next(stream)
+    stream.close()
+    smollm2.generate(request._replace(max_new_tokens=2), TestLlamaCppStreams.method)
+    server = smollm2._server(TestLlamaCppStreams.method)
+    ended = re.findall(rb"stop processing: n_tokens = (\d+)", server._process.read_log())
+    assert len(ended) > 1
+    assert all(int(tokens) < 1000 for tokens in ended)
 
 
 @pytest.fixture(scope="module")

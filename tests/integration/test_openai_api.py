@@ -254,6 +254,17 @@ def held(monkeypatch: pytest.MonkeyPatch) -> type[_HeldRuntime]:
     return _HeldRuntime
 
 
+def test_plain_decoding_is_refused_where_it_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a client who compares makes a runtime that keeps one method ready stop the champion's for it."""
+    monkeypatch.setattr(ScriptedRuntime, "warm_methods", 1)
+    with serving({"table": _replica()}, _LIMITS) as address:
+        body = {"model": "table", "messages": _MESSAGES}
+        url = f"{address}/v1/chat/completions"
+        refused = requests.post(url, json=body | {"choicespec": {"plain": True}}, timeout=60)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "choicespec.plain")
+        assert requests.post(url, json=body, timeout=60).status_code == 200
+
+
 def test_a_full_queue_is_a_429_with_the_time_to_come_back(held: type[_HeldRuntime]) -> None:
     """Fails if requests pile up without bound, or a client is not told when to try again."""
     with serving({"table": _replica()}, _LIMITS) as address:

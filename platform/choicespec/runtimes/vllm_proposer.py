@@ -36,7 +36,7 @@ class _Live:
     def __init__(self, request: Request, drafter: ChoiceDrafter) -> None:
         self.request, self.drafter = request, drafter
         self.token_ids: list[int] = []
-        self.drafted: list[Drafted] = []
+        self.drafted: Drafted | None = None  # of the latest draft
 
 
 class ChoiceProposer:
@@ -130,13 +130,15 @@ class ChoiceProposer:
             for row, sampled in enumerate(sampled_token_ids)
         ]
 
-    def finish(self, request_id: str, output_ids: Sequence[int]) -> list[Drafted]:
-        """End a request and learn from its output; what was said of its drafts."""
+    def drafted(self) -> dict[str, Drafted]:
+        """Of each request, what is to be said of its latest draft."""
+        return {name: live.drafted for name, live in self._live.items() if live.drafted is not None}
+
+    def finish(self, request_id: str, output_ids: Sequence[int]) -> None:
+        """End a request and learn from its output."""
         live = self._live.pop(request_id, None)
-        if live is None:
-            return []
-        live.drafter.finish(live.request, output_ids)
-        return live.drafted
+        if live is not None:
+            live.drafter.finish(live.request, output_ids)
 
     def _draft(self, row: int, sampled: Sequence[int], text: Any) -> list[int]:
         request_id = self._runner.input_batch.req_ids[row]
@@ -155,7 +157,7 @@ class ChoiceProposer:
         token_ids, source = list(draft.token_ids), draft.source
         if not token_ids and self._never_empty:
             token_ids, source = [live.token_ids[-1]], _GUARD
-        live.drafted.append(Drafted(source, (perf_counter() - started) * 1e3))
+        live.drafted = Drafted(source, (perf_counter() - started) * 1e3)
         return token_ids
 
     def _begin(self, request_id: str) -> _Live:
@@ -208,10 +210,15 @@ def use_repository(worker: Any, documents: Sequence[Document]) -> None:
     worker.model_runner.drafter.use_repository(documents)
 
 
-def finish(worker: Any, request_id: str, output_ids: Sequence[int]) -> list[Drafted]:
-    """On a worker: see ``ChoiceProposer.finish``."""
-    found: list[Drafted] = worker.model_runner.drafter.finish(request_id, output_ids)
+def drafted(worker: Any) -> dict[str, Drafted]:
+    """On a worker: see ``ChoiceProposer.drafted``."""
+    found: dict[str, Drafted] = worker.model_runner.drafter.drafted()
     return found
+
+
+def finish(worker: Any, request_id: str, output_ids: Sequence[int]) -> None:
+    """On a worker: see ``ChoiceProposer.finish``."""
+    worker.model_runner.drafter.finish(request_id, output_ids)
 
 
 def _keep(states_TH: torch.Tensor) -> Callable[..., None]:

@@ -40,7 +40,6 @@ class Replica:
         self._refused: str | None = None
         trial = versioned.champion.trial
         self._runtime = open_streaming(trial.runtime, trial.pair)
-        self._runtime.load()
         self._runtime.use_repository(documents)
         self._runtime.prepare(trial.method, trial.pair.scorer)
         self._slots: Slots[Block] = Slots(self._runtime.slots, limits.waiting)
@@ -108,6 +107,9 @@ class Replica:
         if question.sampling is not None and not self._runtime.samples:
             message = "this model is served greedily; temperature must be 0"
             raise Refusal(Refused(400, message, "unsupported_value", "temperature"))
+        if question.plain and self._served.champion.trial.method.drafts and self._runtime.warm_methods == 1:
+            message = "plain decoding is not ready beside this model's own method; leave choicespec.plain out"
+            raise Refusal(Refused(400, message, "unsupported_value", "choicespec.plain"))
         prompt_ids = self._prompt_ids(question)
         if not prompt_ids:
             raise Refusal(Refused(400, "the prompt is empty; give at least one token", "invalid_value", "prompt"))
