@@ -20,7 +20,15 @@ from choicespec.reports.charts import cost_chart
 from choicespec.reports.replay_tables import cost_table, replay_table
 from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
-from choicespec.spec.method import Autoregressive, Choice, TransformersGenerate, drafters_of, is_oracle
+from choicespec.spec.method import (
+    NOT_RECORDED,
+    Autoregressive,
+    Choice,
+    TransformersGenerate,
+    decided_live,
+    drafters_of,
+    is_oracle,
+)
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import TaskSpec
 from choicespec.tasks.prompts import open_task
@@ -149,6 +157,9 @@ def _can_be_replayed(pair: RecordedPair, trial: TrialSpec) -> bool:
     """Says why not, where it cannot."""
     if isinstance(trial.method, TransformersGenerate) or drafters_of(trial.method):
         say(f"left out: {trial.label}: a recording does not say what it drafts", "yellow")
+        return False
+    if decided_live(trial.method):
+        say(f"left out: {trial.label}: {NOT_RECORDED}", "yellow")
         return False
     reason = pair.opened.refusal(pair.pair, trial.method)
     if reason is not None and not is_oracle(trial.method):

@@ -194,6 +194,8 @@ def test_what_another_machine_pays_changes_how_much_is_verified(recording: Recor
         (Ngram(max_ngram=9), "max_ngram=9, but a replay reaches 8"),
         (Draft(drafter="d"), "does not say what it drafts"),
         (Choice(drafters=("d",)), "does not say what it drafts"),
+        (Choice(pace="adaptive"), "times that a recording does not hold"),
+        (Ngram(exact=True), "times that a recording does not hold"),
     ],
 )
 def test_what_is_not_recorded_is_said(recording: Recording, method: MethodSpec, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Protocol
 
 from choicespec.candidates.request import RequestCandidates
@@ -120,7 +120,11 @@ class ChoiceDrafter:
         if limit > 0:
             best, drafting_ms = improve(best, self._drafters, token_ids, min(limit, self._block_length))
         self._payoff.take(best, drafting_ms)
-        return Proposal(tuple(best.token_ids[: best.length]), best.source) if best.length else _NOTHING
+        if not best.length:
+            return _NOTHING
+        survival = best.survival[: best.length]
+        given = tuple(after / before if before else 0.0 for before, after in pairwise([1.0, *survival]))
+        return Proposal(tuple(best.token_ids[: best.length]), best.source, given)
 
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:
         """Keep the output for later requests; the same request never sees its own."""
