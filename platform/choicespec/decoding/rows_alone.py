@@ -3,8 +3,8 @@
 A block's product with a layer's weights is another kernel than a single token's, and adds up in another order. Where
 the tokens go through each layer alone, every operation of the target has the shapes and the inputs that it has in plain
 steps: logits and cache entries are equal to the last bit, in every precision, as long as the same operation on the same
-numbers gives the same result. A layer's weights are read from memory once for the block, since its later tokens find
-them in the processor's cache; nothing else is saved (docs/decisions/0015 says what else was tried).
+numbers gives the same result. It saves next to nothing over plain steps (docs/decisions/0015 has the costs, and what
+else was tried).
 
 Shapes: B batch, T tokens of a block, H hidden size.
 """
@@ -51,11 +51,15 @@ class RowsAlone:
 
 
 def _of_row(settings: dict[str, Any], row: int) -> dict[str, Any]:
-    """What a layer is told in a plain step: one token's position, and no mask since it sees all of the cache."""
-    if "position_embeddings" not in settings:
-        return settings  # the norm and the LM head are told nothing
-    return settings | {
-        "attention_mask": None,
-        "position_ids": settings["position_ids"][..., row : row + 1],
-        "position_embeddings": tuple(part[:, row : row + 1].clone() for part in settings["position_embeddings"]),
-    }
+    """What a layer is told in a plain step: one token's position, and no mask since it sees all of the cache.
+
+    The norm and the LM head are told nothing.
+    """
+    found = dict(settings)
+    if "attention_mask" in settings:
+        found["attention_mask"] = None
+    if settings.get("position_ids") is not None:
+        found["position_ids"] = settings["position_ids"][..., row : row + 1]
+    if settings.get("position_embeddings") is not None:
+        found["position_embeddings"] = tuple(part[:, row : row + 1].clone() for part in settings["position_embeddings"])
+    return found

@@ -29,7 +29,7 @@ class Speculative(Frozen):
 
     Attributes:
         exact: a block's tokens are computed one by one, as in plain decoding, so that outputs are equal to the last bit
-            in every precision. On a CPU this costs part of what a block saves; on a GPU, all of it.
+            in every precision; it costs about what plain decoding costs (docs/decisions/0015).
         pace: ``planned`` proposes by what is known when the method starts; ``adaptive``, in each step, what pays by the
             acceptance and the times seen so far, and nothing while nothing does.
     """
