@@ -24,7 +24,16 @@ from choicespec.reports.replay_tables import cost_table, replay_table
 from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.pair_parts import drafter_refusal
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
-from choicespec.spec.method import Autoregressive, Choice, Draft, TransformersGenerate, drafters_of, is_oracle
+from choicespec.spec.method import (
+    NOT_RECORDED,
+    Autoregressive,
+    Choice,
+    Draft,
+    TransformersGenerate,
+    decided_live,
+    drafters_of,
+    is_oracle,
+)
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.task import TaskSpec
@@ -174,6 +183,9 @@ def _can_be_replayed(pair: RecordedPair, trial: TrialSpec) -> bool:
     """Says why not, where it cannot."""
     if isinstance(trial.method, TransformersGenerate):
         say(f"left out: {trial.label}: a recording does not say what it drafts", "yellow")
+        return False
+    if decided_live(trial.method):
+        say(f"left out: {trial.label}: {NOT_RECORDED}", "yellow")
         return False
     reason = pair.opened.refusal(pair.pair, trial.method)
     if reason is not None and not is_oracle(trial.method):

@@ -34,7 +34,7 @@ from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.runtime import check_supported
 from choicespec.serving.champion import promote_best
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
-from choicespec.spec.method import Choice, MethodSpec, drafters_of
+from choicespec.spec.method import Choice, MethodSpec, decided_live, drafters_of
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.search import SearchSpec, Value
 from choicespec.tasks.prompts import open_task
@@ -114,7 +114,8 @@ class Search:
             open_task(one).check()
         folder = home() / "results" / experiment.name
         self._recorded: RecordedPair | None = None
-        if spec.replayed and isinstance(trial.runtime, HfRuntimeSpec):
+        replayed = spec.replayed and not any(decided_live(start.method) for start in self._starts.values())
+        if replayed and isinstance(trial.runtime, HfRuntimeSpec):
             self._recorded = RecordedPair(folder / "recordings", trial.runtime, trial.pair)
         self._folder = folder / "search" / f"{task}-{self._identity()}"
         self._live = ResultsFolder(self._folder / "live")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import ClassVar, NoReturn
 
 from choicespec.decoding.proposer import Proposer
-from choicespec.decoding.step_cost import StepCosts
+from choicespec.decoding.step_cost import FAR_TOKENS, LiveCosts, StepCosts
 from choicespec.drafters.registry import Proposers, TargetSide
 from choicespec.records import Document, Proposal, Request, Trace
 from choicespec.runtimes.scripted import ScriptedRuntime
@@ -40,7 +40,13 @@ def _no_drafter(method: Draft) -> NoReturn:
 
 def fresh(method: MethodSpec, documents: Iterable[Document] = ()) -> Proposer:
     """A proposer that has seen nothing, on byte tokens."""
-    side = TargetSide(lambda text: list(text.encode()), lambda: COSTS, scorer=_no_scorer, drafter=_no_drafter)
+    side = TargetSide(
+        lambda text: list(text.encode()),
+        lambda method: COSTS,
+        lambda method: LiveCosts(COSTS, COSTS, FAR_TOKENS),
+        _no_scorer,
+        _no_drafter,
+    )
     return Proposers(side, lambda: documents).of(method)
 
 

@@ -298,6 +298,13 @@ def test_sizes_that_never_draft_are_refused(files: dict[str, Path], method: Ngra
     assert said in str(LlamaCppRuntime.refusal(pair, method))
 
 
+def test_settings_of_choicespecs_own_loop_are_refused(files: dict[str, Path]) -> None:
+    """Fails if outputs are called exact, or a pace adaptive, that the server knows nothing of."""
+    pair = PairSpec.model_validate({"target": {"model": str(files["llama"]), "dtype": "gguf"}})
+    for method in (Ngram(exact=True), Ngram(pace="adaptive")):
+        assert "leave them out, or use hf" in str(LlamaCppRuntime.refusal(pair, method))
+
+
 @pytest.mark.parametrize(("target", "kind", "drafter", "k", "said"), WRONG_DRAFTERS)
 def test_a_wrong_drafter_is_refused_before_anything_is_loaded(
     files: dict[str, Path], target: str, kind: str, drafter: str | None, k: int, said: str

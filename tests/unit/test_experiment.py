@@ -77,7 +77,7 @@ def test_every_experiment_of_the_project_loads(path: Path) -> None:
         ("pairs.small.target.typ", 1, "pairs.small.target.typ: unknown field; known fields: model, revision, dtype"),
         ("runtimes.here.thread", 1, "runtimes.here.thread: unknown field; known fields: kind, threads"),
         ("tasks.calls.limits", 1, "tasks.calls.limits: unknown field; known fields: kind, limit, context_tokens"),
-        ("methods.fast.k", 1, "methods.fast.k: unknown field; known fields: kind, num_draft_tokens, min_ngram"),
+        ("methods.fast.k", 1, "methods.fast.k: unknown field; known fields: exact, pace, kind, num_draft_tokens"),
         ("matrix", [{}, {"method": 1}], "matrix.1.method: unknown field; known fields: pairs, runtimes, tasks"),
         ("methods.fast.kind", "ngrm", "methods.fast.kind: unknown kind 'ngrm'; known kinds: 'autoregressive', "),
         ("methods.new", {}, "methods.new.kind: missing; known kinds: 'autoregressive', 'choice', 'draft', 'ngram'"),

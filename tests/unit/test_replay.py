@@ -147,6 +147,8 @@ def test_what_another_machine_pays_changes_how_much_is_verified(recording: Recor
         (Draft(drafter="d"), "what 'd' drafts is not recorded; run jobs.record"),
         (Choice(drafters=("d",)), "what 'd' drafts is not recorded; run jobs.record"),
         (Suffix(), "a recording does not say what it drafts"),
+        (Choice(pace="adaptive"), "times that a recording does not hold"),
+        (Ngram(exact=True), "times that a recording does not hold"),
     ],
 )
 def test_what_is_not_recorded_is_said(recording: Recording, method: MethodSpec, reason: str) -> None:

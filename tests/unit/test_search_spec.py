@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from choicespec.errors import SpecError
-from choicespec.spec.method import Choice, Ngram
+from choicespec.spec.method import Choice, Draft, MethodSpec, Ngram
 from choicespec.spec.search import Value
 from choicespec.spec.task import PythonRepo, ToolCall
 from unit.searches import parsed
@@ -64,6 +64,8 @@ def test_only_what_a_recording_tells_apart_is_replayed() -> None:
     for path, values, replayed in (
         ("method.block_length", [4, 8], True),
         ("runtime.threads", [1, 2], False),
+        ("method.pace", ["planned", "adaptive"], False),
+        ("method.exact", [False, True], False),
         ("pair.target.dtype", ["float32", "bfloat16"], False),
     ):
         search = parsed(**spaces(path, values)).search
@@ -80,6 +82,24 @@ def test_an_idle_skip_changes_no_identity() -> None:
         assert "skip" not in task.model_dump_json()
         assert task.model_copy(update={"skip": 3}).model_dump()["skip"] == 3
         assert type(task).model_validate_json(task.model_copy(update={"skip": 3}).model_dump_json()).skip == 3
+
+
+def test_idle_settings_of_a_method_change_no_identity() -> None:
+    """Fails if what was measured before there were any is not found again, or if one that is set is lost."""
+    methods: list[MethodSpec] = [Ngram(), Choice(), Draft(drafter="d")]
+    for method in methods:
+        assert not {"exact", "pace"} & method.model_dump().keys()
+        for change in ({"exact": True}, {"pace": "adaptive"}):
+            changed = type(method).model_validate(method.model_dump() | change)
+            assert change.items() <= changed.model_dump().items()
+            assert type(method).model_validate_json(changed.model_dump_json()) == changed
+            assert changed.label != method.label
+
+
+def test_settings_that_are_left_out_of_a_trials_json_can_be_searched() -> None:
+    """Fails if a search says that a method has no such field."""
+    experiment = parsed(**spaces("method.pace", ["planned", "adaptive"]))
+    assert experiment.setting("searched", "ngram", {"method.pace": "adaptive"}).method == Ngram(pace="adaptive")
 
 
 def test_a_narrowed_experiment_searches_nothing() -> None:

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import pytest
-from choicespec.decoding.step_cost import BatchCosts, StepCosts, best_length, measure_step_costs
+from choicespec.decoding.step_cost import (
+    CONTEXT_TOKENS,
+    FAR_TOKENS,
+    BatchCosts,
+    LiveCosts,
+    StepCosts,
+    best_length,
+    measure_step_costs,
+)
 from choicespec.drafters.choice import ByCost, Survival
 from choicespec.drafters.union import Payoff
 from choicespec.records import Request
@@ -237,3 +245,27 @@ def test_a_request_pays_its_part_of_a_shared_pass() -> None:
     costs.requests = 2
     assert costs.of(1) == pytest.approx((10 + (16 - 10) / 3) / 2)
     assert BatchCosts(one, one, most=1).of(9) == 18.0
+
+
+def test_live_costs_are_linear_in_the_context() -> None:
+    """Fails if a long context is given a short one's costs, or one beyond those measured the longest one's."""
+    costs = LiveCosts(StepCosts((1, 9), (10.0, 18.0)), StepCosts((1, 9), (20.0, 58.0)), CONTEXT_TOKENS + 1000)
+    for context, expected in ((0, 18.0), (400, 18.0), (900, 38.0), (1400, 58.0), (2400, 98.0)):
+        costs.context_tokens = context
+        assert costs.of(9) == pytest.approx(expected)
+
+
+def test_live_costs_follow_what_steps_take() -> None:
+    """Fails if a machine that has become slower is not noticed, or if one slow step is taken for a slower machine."""
+    curve = StepCosts((1, 9), (10.0, 20.0))
+    costs = LiveCosts(curve, curve, FAR_TOKENS)
+    costs.learn(9, 2000.0)
+    assert costs.of(9) < 23.0
+    for _ in range(100):
+        costs.learn(9, 40.0)
+    assert costs.of(9) == pytest.approx(40.0, rel=0.01)
+    assert costs.of(1) == pytest.approx(20.0, rel=0.15), "what is not seen is taken to have changed alike"
+    for _ in range(30):
+        costs.learn(1, 10.0)
+    assert costs.of(1) == pytest.approx(10.0, rel=0.1)
+    assert costs.of(9) > 25.0, "what is seen counts for more than what is not"

@@ -351,6 +351,7 @@ def test_labels_tell_the_published_methods_apart() -> None:
         ({"gate": [1.0]}, r"gate=\(1.0,\) is for drafters, and there are none"),
         ({"drafters": ["a"], "gate": [1.0, 2.0]}, "gate has 2 numbers for 1 drafters"),
         ({"drafters": ["a"], "gate": "cost", "min_survival": 0.5}, "gate=cost compares costs"),
+        ({"pace": "adaptive", "min_survival": 0.5}, "pace=adaptive finds what pays, and min_survival=0.5 sets it"),
         ({"drafters": ["a"], "gate": "price"}, "gate: Input should be 'cost'"),
         ({"drafters": ["b"]}, r"methods.m, of pairs.p.drafters: unknown name 'b'; known: a"),
     ],

@@ -97,6 +97,8 @@ DRAFT = Draft(drafter="d", num_draft_tokens=3)
         ({}, Draft(drafter="other"), "no drafter 'other'; known: d"),
         ({}, Suffix(), "pip install arctic-inference"),
         ({"target": "linear"}, Ngram(), "linear attention"),
+        ({}, Ngram(exact=True), "leave them out, or use hf"),
+        ({}, Choice(pace="adaptive"), "leave them out, or use hf"),
         ({"dtype": "gguf"}, Ngram(), "set target.dtype: float32"),
         ({"quantization": "q4_0"}, Ngram(), "known: fp8, awq, nvfp4"),
         ({"quantization": "nvfp4"}, Ngram(), "needs a GPU, but gpus=0"),

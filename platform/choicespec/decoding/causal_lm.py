@@ -4,12 +4,15 @@ Shapes: T tokens of a block, V vocabulary, H hidden size.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
 from choicespec.decoding.cache import RollbackCache
+from choicespec.decoding.rows_alone import RowsAlone
 from choicespec.decoding.sampling import greedy
 from choicespec.decoding.tap import Tap
 
@@ -22,12 +25,14 @@ class CausalLmTarget:
 
     Attributes:
         choose: (T, V) logits, and the place in the text of the first token chosen, to T tokens; greedy unless set.
+        exact: whether a block's tokens are computed one by one, as ``rows_alone`` does; not unless set.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._cache = RollbackCache(model)
         self.choose: Callable[[torch.Tensor, int], list[int]] = greedy
+        self.exact = False
         self._length = 0  # tokens in the cache before the block just verified
         self._watched: set[int] = set()
         self._hidden_TH: dict[int, torch.Tensor] = {}
@@ -62,7 +67,8 @@ class CausalLmTarget:
 
     def verify(self, block_ids: Sequence[int]) -> list[int]:
         """The target's own choice after each of the T tokens of a block."""
-        return self._forward(block_ids, self._length + 1, logits_to_keep=0)
+        with self._rows_alone if self.exact else nullcontext():
+            return self._forward(block_ids, self._length + 1, logits_to_keep=0)
 
     def keep(self, num_tokens: int) -> None:
         """Roll back to the first ``num_tokens`` tokens of the block."""
@@ -119,6 +125,10 @@ class CausalLmTarget:
             logits_V = self._model(self._tensor(token_ids), use_cache=False, logits_to_keep=1).logits[0, -1]
         first, second = logits_V.float().topk(2).values.tolist()
         return float(first - second)
+
+    @cached_property
+    def _rows_alone(self) -> RowsAlone:
+        return RowsAlone(self._model)
 
     def _forward(self, token_ids: Sequence[int], position: int, logits_to_keep: int) -> list[int]:
         with torch.inference_mode():

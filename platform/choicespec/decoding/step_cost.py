@@ -9,7 +9,11 @@ from typing import NamedTuple, Protocol
 from choicespec.decoding.target import Target
 
 CONTEXT_TOKENS = 400  # in the cache while the costs that a method decides by are measured
+FAR_TOKENS = 2048  # in the cache while the costs of long contexts are measured
 _ROUNDS = 4
+_LEARNT = 0.1  # of a step's surprise, by its own kind of step
+_DRIFT = 0.02  # of the same, by the kind that was not taken
+_OUTLIER = 2.0  # times what was expected, beyond which nothing more is learnt
 _SIZES = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 64)
 
 
@@ -41,6 +45,43 @@ class StepCosts(NamedTuple):
                 below, share = index - 1, (tokens - self.tokens[index - 1]) / (size - self.tokens[index - 1])
                 return self.ms[below] + share * (self.ms[index] - self.ms[below])
         return self.ms[-1] * tokens / self.tokens[-1]
+
+
+class LiveCosts:
+    """What a verification costs at the current context: measured at two, and corrected by what steps take.
+
+    Between the contexts, and beyond the longer one, a cost is linear in the context, as attention's is. Steps without a
+    draft and verifications are corrected apart; one that is not seen for long is taken to have changed like the other.
+
+    Args:
+        near: at ``CONTEXT_TOKENS``.
+        far: at ``far_tokens``.
+        far_tokens: a longer context.
+
+    Attributes:
+        context_tokens: in the cache; set before each step.
+    """
+
+    def __init__(self, near: StepCosts, far: StepCosts, far_tokens: int) -> None:
+        self._near, self._far, self._far_tokens = near, far, far_tokens
+        self._ratios = [1.0, 1.0]  # of what steps took to what was measured: without a draft, and with one
+        self.context_tokens = CONTEXT_TOKENS
+
+    def of(self, tokens: int) -> float:
+        """See ``Costs.of``."""
+        return self._measured(tokens) * self._ratios[tokens > 1]
+
+    def learn(self, tokens: int, ms: float) -> None:
+        """Note what a verification took."""
+        kind = int(tokens > 1)
+        ratio = min(ms / self._measured(tokens), _OUTLIER * self._ratios[kind])
+        self._ratios[kind] += _LEARNT * (ratio - self._ratios[kind])
+        self._ratios[1 - kind] += _DRIFT * (self._ratios[kind] - self._ratios[1 - kind])
+
+    def _measured(self, tokens: int) -> float:
+        near, far = self._near.of(tokens), self._far.of(tokens)
+        share = max(0.0, (self.context_tokens - CONTEXT_TOKENS) / (self._far_tokens - CONTEXT_TOKENS))
+        return near + share * max(0.0, far - near)
 
 
 class BatchCosts:

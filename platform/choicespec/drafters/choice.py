@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from time import perf_counter
 from typing import Protocol
 
@@ -121,8 +121,11 @@ class ChoiceDrafter:
         if limit > 0:
             best, drafting_ms = improve(best, self._drafters, token_ids, min(limit, self._block_length))
         self._payoff.take(best, drafting_ms)
-        source = best.source if best.length else ""
-        return Proposal(tuple(best.token_ids[: best.length]), source, score_ms=score_ms)
+        if not best.length:
+            return Proposal((), "", score_ms=score_ms)
+        survival = best.survival[: best.length]
+        given = tuple(after / before if before else 0.0 for before, after in pairwise([1.0, *survival]))
+        return Proposal(tuple(best.token_ids[: best.length]), best.source, given, score_ms)
 
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:
         """Keep the output for later requests; the same request never sees its own."""

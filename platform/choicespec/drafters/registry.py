@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from choicespec.candidates.request import RequestCandidates, repository_of
 from choicespec.candidates.sources import Store
 from choicespec.decoding.proposer import Proposer
-from choicespec.decoding.step_cost import Costs
+from choicespec.decoding.step_cost import Costs, LiveCosts
 from choicespec.drafters.choice import ByCost, ChoiceDrafter, PriorRanker, Ranker, Survival
+from choicespec.drafters.paced import PacedDrafter
 from choicespec.drafters.union import Below, ByGain, CalledDrafter, Gate, Payoff, always
-from choicespec.records import Document
-from choicespec.spec.method import Choice, Draft, MethodSpec
+from choicespec.records import Document, Step
+from choicespec.spec.method import Choice, Draft, MethodSpec, is_adaptive
 
 PROPOSERS = {
     "autoregressive": "choicespec.drafters.autoregressive:AutoregressiveDrafter",
@@ -32,13 +33,15 @@ class TargetSide(NamedTuple):
 
     Attributes:
         encode: the target's tokenizer.
-        step_costs: what its verifications cost.
+        step_costs: what a method's verifications cost.
+        live_costs: the same, to be corrected by the method's own steps.
         scorer: the pair's scorer, reading the target's hidden states.
         drafter: one of the pair's drafters, reading the target's hidden states.
     """
 
     encode: Callable[[str], list[int]]
-    step_costs: Callable[[], Costs]
+    step_costs: Callable[[MethodSpec], Costs]
+    live_costs: Callable[[MethodSpec], LiveCosts]
     scorer: Callable[[], Ranker]
     drafter: Callable[[Draft], Proposer]
 
@@ -60,6 +63,7 @@ class Proposers:
     def __init__(self, target: TargetSide, documents: Callable[[], Iterable[Document]]) -> None:
         self._target, self._documents = target, documents
         self._made: dict[MethodSpec, Proposer] = {}
+        self._paced: dict[MethodSpec, PacedDrafter] = {}  # those of them that see their steps
 
     def of(self, method: MethodSpec) -> Proposer:
         """The proposer of a method of one of the kinds in ``PROPOSERS``, or of one that drafts."""
@@ -67,20 +71,34 @@ class Proposers:
             self._made[method] = self._make(method)
         return self._made[method]
 
+    def observe(self, method: MethodSpec, step: Step) -> None:
+        """Let a method that adapts know what its last step took."""
+        if method in self._paced:
+            self._paced[method].observe(step)
+
     def _make(self, method: MethodSpec) -> Proposer:
+        if not is_adaptive(method):
+            return self._planned(method, None)
+        costs = self._target.live_costs(method)
+        paced = self._paced[method] = PacedDrafter(self._planned(method, costs), costs)
+        return paced
+
+    def _planned(self, method: MethodSpec, costs: Costs | None) -> Proposer:
+        """The proposer itself; where the costs are given, it leaves it to others how much of a draft is verified."""
         if isinstance(method, Draft):
             return self._target.drafter(method)
         if isinstance(method, Choice):
-            return self._choice(method)
+            return self._choice(method, costs)
         proposer: Proposer = made_on_use(PROPOSERS[method.kind])(method)
         return proposer
 
-    def _choice(self, method: Choice) -> ChoiceDrafter:
+    def _choice(self, method: Choice, costs: Costs | None) -> ChoiceDrafter:
         assert method.selection != "oracle", "every runtime refuses it"
         target = self._target
         candidates = RequestCandidates(method.block_length, method.num_candidates, target.encode, self._repository)
         ranker = target.scorer() if method.selection == "scorer" else PriorRanker()
-        payoff = payoff_of(method, target.step_costs)
+        whole = costs is not None and method.gate != "cost"
+        payoff = Survival(0.0) if whole else payoff_of(method, lambda: costs or target.step_costs(method))
         drafters = [
             CalledDrafter(draft.drafter, self.of(draft), payoff, gate)
             for draft, gate in zip(method.calls, gates_of(method, payoff), strict=True)

@@ -70,10 +70,14 @@ class Calibration:
 
     The share of right tokens among those of about the same probability, with the drafter's own word as a few tokens
     seen before: the mean of a beta posterior (Gelman et al., "Bayesian Data Analysis", section 2.4).
+
+    Args:
+        remembered: how much of what was seen before counts after one more draft.
     """
 
-    def __init__(self) -> None:
-        self._seen, self._right = [0] * (len(_EDGES) + 1), [0] * (len(_EDGES) + 1)
+    def __init__(self, remembered: float = 1.0) -> None:
+        self._remembered = remembered
+        self._seen, self._right = [0.0] * (len(_EDGES) + 1), [0.0] * (len(_EDGES) + 1)
 
     def survival(self, probabilities: Sequence[float]) -> list[float]:
         """The probability that each prefix is accepted, from that of each token given those before."""
@@ -81,6 +85,9 @@ class Calibration:
 
     def learn(self, drafted: Proposal, said: Sequence[int]) -> None:
         """Compare a draft with how the output went on; beyond the first wrong token nothing is known."""
+        if self._remembered < 1:
+            self._seen = [self._remembered * count for count in self._seen]
+            self._right = [self._remembered * count for count in self._right]
         for token_id, probability, own_id in zip(drafted.token_ids, drafted.probabilities, said, strict=False):
             place = bisect(_EDGES, probability)
             self._seen[place] += 1

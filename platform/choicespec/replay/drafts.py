@@ -13,7 +13,7 @@ from choicespec.errors import RecordingError
 from choicespec.replay.drafted import Drafted
 from choicespec.replay.proposals import RECORDED_BLOCK, RECORDED_SUFFIX, Proposals
 from choicespec.replay.ranking import Drafts, Selection
-from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram
+from choicespec.spec.method import NOT_RECORDED, Autoregressive, Choice, Draft, MethodSpec, Ngram, decided_live
 
 Best = Callable[[Selection, int], Sequence[Drafts]]  # ``Ranking.best``
 
@@ -46,6 +46,8 @@ class RecordedDrafts:
         Raises:
             RecordingError: its kind, or a draft as long as it wants, is not recorded.
         """
+        if decided_live(method):
+            raise RecordingError(f"{method.label}: {NOT_RECORDED}; leave it out of the replay")
         if isinstance(method, Autoregressive):
             nothing_P = np.zeros(len(self.proposals.limits), np.int16)
             return Drafts(nothing_P, nothing_P, _unweighed(nothing_P))

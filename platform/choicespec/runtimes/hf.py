@@ -15,7 +15,14 @@ from choicespec.decoding.loop import Block, decode, trace
 from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.sampling import Sampler, greedy
 from choicespec.decoding.small_blocks import use_small_blocks
-from choicespec.decoding.step_cost import StepCosts, measure_step_costs, time_verifications
+from choicespec.decoding.step_cost import (
+    CONTEXT_TOKENS,
+    FAR_TOKENS,
+    LiveCosts,
+    StepCosts,
+    measure_step_costs,
+    time_verifications,
+)
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
 from choicespec.errors import CheckpointError, PromptTooLong, Unsupported
@@ -30,7 +37,7 @@ from choicespec.runtimes.pair_parts import drafter_refusal, open_drafter, scorer
 from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
-from choicespec.spec.method import ONLY_REPLAYED, Choice, Draft, MethodSpec, TransformersGenerate, is_oracle
+from choicespec.spec.method import ONLY_REPLAYED, Choice, Draft, MethodSpec, TransformersGenerate, is_exact, is_oracle
 from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.tasks.tokenizer import Tokenizer
@@ -71,7 +78,7 @@ class HfRuntime:
         self._eos_ids = read_eos_ids(self._checkpoint, pair.target.revision, config)
         self.model: Any = None  # the transformers model, once ``load`` has read it
         self._target: CausalLmTarget | None = None
-        self._costs: StepCosts | None = None
+        self._costs: dict[tuple[bool, int], StepCosts] = {}  # by whether exact, and the context
         self._drafters: dict[str, Any] = {}  # the checkpoints of the pair's drafters that are in use
         self.use_repository(tuple)
 
@@ -141,7 +148,7 @@ class HfRuntime:
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
         self._documents = documents
-        side = TargetSide(self.tokenizer.encode, self._step_costs, self._scorer, self._drafter)
+        side = TargetSide(self.tokenizer.encode, self._step_costs, self._live_costs, self._scorer, self._drafter)
         self._proposers = Proposers(side, documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
@@ -182,9 +189,12 @@ class HfRuntime:
         assert self._target is not None
         proposer = self._proposers.of(method)
         self._target.choose = greedy if sampling is None else Sampler(sampling)
+        self._target.exact = is_exact(method)
         output_ids: list[int] = []
         for block in decode(self._target, proposer, request, self._stop_rule(request)):
             output_ids += block.token_ids
+            if block.step is not None:
+                self._proposers.observe(method, block.step)
             if block.finish_reason is not None:
                 proposer.finish(request, output_ids)
             yield block
@@ -239,14 +249,25 @@ class HfRuntime:
 
     def use_step_costs(self, costs: StepCosts) -> None:
         """Let methods made from now on decide by these costs, such as a recording's, instead of measuring them."""
-        self._costs = costs
+        self._costs[False, CONTEXT_TOKENS] = costs
 
-    def _step_costs(self) -> StepCosts:
+    def _step_costs(self, method: MethodSpec) -> StepCosts:
+        """What a method's verifications cost."""
+        return self._costs_at(CONTEXT_TOKENS, is_exact(method))
+
+    def _live_costs(self, method: MethodSpec) -> LiveCosts:
+        """The same, to be corrected by the method's steps; measured at a long context too."""
+        far = min(FAR_TOKENS, max(CONTEXT_TOKENS + 1, self.context_tokens - _LONGEST_VERIFICATION))
+        return LiveCosts(self._step_costs(method), self._costs_at(far, is_exact(method)), far)
+
+    def _costs_at(self, context_tokens: int, exact: bool) -> StepCosts:
         """Measured once, by the first method that asks."""
-        if self._costs is None:
+        if (exact, context_tokens) not in self._costs:
             assert self._target is not None, "a method is made once the weights are there"
-            self._costs = measure_step_costs(self._target, _LONGEST_VERIFICATION)
-        return self._costs
+            self._target.exact = exact
+            measured = measure_step_costs(self._target, _LONGEST_VERIFICATION, context_tokens)
+            self._costs[exact, context_tokens] = measured
+        return self._costs[exact, context_tokens]
 
     def _scorer(self) -> ScorerRanker:
         """The pair's scorer on this target.

@@ -8,7 +8,7 @@ from choicespec.decoding.linear_attention import GATED_DELTA_MODELS
 from choicespec.errors import CheckpointError
 from choicespec.runtimes.checkpoints import EMBEDDED, is_gguf, locate, locate_gguf
 from choicespec.runtimes.quantized import quantization_refusal
-from choicespec.spec.method import MethodSpec, TransformersGenerate
+from choicespec.spec.method import MethodSpec, TransformersGenerate, is_exact
 from choicespec.spec.pair import PairSpec, TargetSpec
 
 
@@ -45,6 +45,11 @@ def target_refusal(pair: PairSpec, method: MethodSpec) -> str | None:
                 f"transformers' generate verifies no drafts on a target with linear attention, like {pair.target.model}"
             )
         return None
+    if is_exact(method) and "linear_attention" in _layer_types(config):
+        return (
+            "exact computes a block's tokens one by one, and linear attention takes a block back as a whole; "
+            "leave exact out"
+        )
     return layers_refusal(config)
 
 

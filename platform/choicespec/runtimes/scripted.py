@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NoReturn
 
 from choicespec.decoding.loop import Block, decode, trace
-from choicespec.decoding.step_cost import StepCosts, time_verifications
+from choicespec.decoding.step_cost import FAR_TOKENS, LiveCosts, StepCosts, time_verifications
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
 from choicespec.errors import PromptTooLong, Unsupported
@@ -126,7 +126,13 @@ class ScriptedRuntime:
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
         self._documents = documents
-        side = TargetSide(self.tokenizer.encode, lambda: self._costs, _no_scorer, _no_drafter)
+        side = TargetSide(
+            self.tokenizer.encode,
+            lambda method: self._costs,
+            lambda method: LiveCosts(self._costs, self._costs, FAR_TOKENS),
+            _no_scorer,
+            _no_drafter,
+        )
         self._proposers = Proposers(side, documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
@@ -157,6 +163,8 @@ class ScriptedRuntime:
         output_ids: list[int] = []
         for block in decode(self._target, proposer, request, stop):
             output_ids += block.token_ids
+            if block.step is not None:
+                self._proposers.observe(method, block.step)
             if block.finish_reason is not None:
                 proposer.finish(request, output_ids)
             yield block

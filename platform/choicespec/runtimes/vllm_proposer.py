@@ -24,7 +24,7 @@ from choicespec.runtimes.vllm_methods import SETTINGS, loses_state
 from choicespec.runtimes.vllm_steps import Drafted
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
-from choicespec.spec.method import Choice, Draft
+from choicespec.spec.method import Choice, Draft, MethodSpec
 from choicespec.spec.pair import PairSpec
 
 _GUARD = "guard"
@@ -100,7 +100,7 @@ class ChoiceProposer:
 
     def use_repository(self, documents: Iterable[Document]) -> None:
         """Start a task with fresh stores."""
-        side = TargetSide(self._tokenizer.encode, self._step_costs, self._scorer, _no_drafter)
+        side = TargetSide(self._tokenizer.encode, self._step_costs, _no_live_costs, self._scorer, _no_drafter)
         self._proposers = Proposers(side, lambda: documents)
         self._live.clear()
 
@@ -177,13 +177,17 @@ class ChoiceProposer:
         live.drafter.begin(request)
         return live
 
-    def _step_costs(self) -> BatchCosts:
+    def _step_costs(self, method: MethodSpec) -> BatchCosts:
         assert self._costs is not None, "they are measured before the first request"
         return self._costs
 
     def _scorer(self) -> ScorerRanker:
         assert self._ranker is not None, "it is read with the target's weights"
         return self._ranker
+
+
+def _no_live_costs(method: MethodSpec) -> NoReturn:
+    raise AssertionError("methods that adapt are refused before an engine starts")
 
 
 def _no_drafter(method: Draft) -> NoReturn:

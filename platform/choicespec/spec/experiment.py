@@ -53,6 +53,11 @@ def _fingerprint(spec: Frozen) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
+def _fields(spec: Frozen) -> dict[str, Any]:
+    """Every field, with those that the JSON leaves out."""
+    return {name: _fields(value) if isinstance(value, Frozen) else value for name, value in spec}
+
+
 class Matrix(Frozen):
     """A block of trials: every combination of the named entries; an axis left out takes all of its entries."""
 
@@ -137,7 +142,7 @@ class ExperimentSpec(Frozen):
             method=self.methods[method],
         )
         try:
-            made = TrialSpec.model_validate(changed(trial.model_dump(), changes))
+            made = TrialSpec.model_validate(changed(_fields(trial), changes))
         except KeyError as error:
             raise ValueError(f"search: {', '.join(changes)}: a {method!r} trial has no field {error}") from None
         except ValidationError as error:

@@ -24,7 +24,31 @@ class Autoregressive(Frozen):
         return self.kind
 
 
-class Ngram(Frozen):
+class Speculative(Frozen):
+    """What methods share that propose through the loop.
+
+    Attributes:
+        exact: a block's tokens are computed one by one, as in plain decoding, so that outputs are equal to the last bit
+            in every precision; it costs about what plain decoding costs (docs/decisions/0015).
+        pace: ``planned`` proposes by what is known when the method starts; ``adaptive``, in each step, what pays by the
+            acceptance and the times seen so far, and nothing while nothing does.
+    """
+
+    # Left out where they change nothing, so that what was measured before there were any keeps its identity.
+    exact: bool = Field(default=False, exclude_if=lambda exact: not exact)
+    pace: Literal["planned", "adaptive"] = Field(default="planned", exclude_if=lambda pace: pace == "planned")
+
+    @property
+    def drafts(self) -> bool:
+        """See ``Autoregressive.drafts``."""
+        return True
+
+    @property
+    def _shared_label(self) -> str:
+        return (" exact" if self.exact else "") + (" adaptive" if self.pace == "adaptive" else "")
+
+
+class Ngram(Speculative):
     """Prompt lookup: propose what followed the latest earlier occurrence of the last n tokens.
 
     Source: A. Saxena, "Prompt Lookup Decoding" (2023). Longest n first; the latest occurrence wins.
@@ -46,15 +70,11 @@ class Ngram(Frozen):
         return self
 
     @property
-    def drafts(self) -> bool:
-        return True
-
-    @property
     def label(self) -> str:
-        return f"ngram k={self.num_draft_tokens}"
+        return f"ngram k={self.num_draft_tokens}{self._shared_label}"
 
 
-class Choice(Frozen):
+class Choice(Speculative):
     """ChoiceSpec: pick one of a finite set of continuations, and of the drafts of drafters beside it, and verify it.
 
     Attributes:
@@ -90,15 +110,15 @@ class Choice(Frozen):
             raise ValueError(
                 "gate=cost compares costs, and min_survival leaves them out; leave min_survival out instead"
             )
+        if self.pace == "adaptive" and self.min_survival is not None:
+            raise ValueError(
+                f"pace=adaptive finds what pays, and min_survival={self.min_survival} sets it; leave one of them out"
+            )
         return self
 
     @property
-    def drafts(self) -> bool:
-        return True
-
-    @property
     def label(self) -> str:
-        alone = f"choice {self.selection} L={self.block_length}"
+        alone = f"choice {self.selection} L={self.block_length}{self._shared_label}"
         if not self.drafters:
             return alone
         if self.gate is None:
@@ -136,7 +156,7 @@ class TransformersGenerate(Frozen):
         return f"transformers prompt lookup k={self.prompt_lookup_num_tokens}"
 
 
-class Draft(Frozen):
+class Draft(Speculative):
     """Draft with one of the pair's drafters, and verify.
 
     Attributes:
@@ -149,12 +169,8 @@ class Draft(Frozen):
     num_draft_tokens: int = Field(default=3, ge=1)
 
     @property
-    def drafts(self) -> bool:
-        return True
-
-    @property
     def label(self) -> str:
-        return f"draft {self.drafter} k={self.num_draft_tokens}"
+        return f"draft {self.drafter} k={self.num_draft_tokens}{self._shared_label}"
 
 
 class Suffix(Frozen):
@@ -189,6 +205,24 @@ def is_oracle(method: "MethodSpec") -> bool:
 def uses_scorer(method: "MethodSpec") -> bool:
     """Whether a method ranks with the pair's scorer."""
     return isinstance(method, Choice) and method.selection == "scorer"
+
+
+def is_exact(method: "MethodSpec") -> bool:
+    """Whether a method computes a block's tokens one by one."""
+    return isinstance(method, Speculative) and method.exact
+
+
+def is_adaptive(method: "MethodSpec") -> bool:
+    """Whether a method goes by the acceptance and the times that it sees."""
+    return isinstance(method, Speculative) and method.pace == "adaptive"
+
+
+NOT_RECORDED = "it goes by times that a recording does not hold"
+
+
+def decided_live(method: "MethodSpec") -> bool:
+    """Whether a method's steps, or their times, follow from more than a recording holds."""
+    return is_exact(method) or is_adaptive(method)
 
 
 def drafters_of(method: "MethodSpec") -> tuple[str, ...]:
