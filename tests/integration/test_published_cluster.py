@@ -41,7 +41,7 @@ def nodes() -> Iterator[Nodes]:
     """A connected cluster."""
     cluster = Cluster()
     try:
-        made = []
+        made: list[Any] = []
         for gpus, cores in _GPUS_AND_CORES_OF_NODES:
             settings = {} if made else {"_system_config": _SOON}
             made.append(cluster.add_node(num_cpus=cores, num_gpus=gpus, include_dashboard=False, **settings))
@@ -124,14 +124,14 @@ def test_every_published_trial_runs_once_though_a_node_is_lost(nodes: Nodes, tmp
     results: list[TrialResult] = []
     watch = Watch(nodes)
     grid = Grid(
-        results.append,
         on_progress=watch,
         on_notice=watch,
         max_workers=_WORKERS,
         placement_timeout_s=3600.0,
         can_grow=False,
     )
-    failures: list[Failure] = grid.run(trials)
+    with grid:
+        failures: list[Failure] = grid.run(trials, results.append)
     assert failures == []
     assert sorted(trial.fingerprint() for trial in trials) == sorted(r.trial.fingerprint() for r in results)
     assert watch.lost is not None

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,8 @@ class DraftingRuntime(ScriptedRuntime):
 
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         super().use_repository(documents)
-        side = TargetSide(self.tokenizer.encode, lambda: self._costs, None, self._drafter)  # type: ignore[arg-type]
+        unused: Any = None
+        side = TargetSide(self.tokenizer.encode, lambda method: self._costs, unused, unused, self._drafter)
         self._proposers = Proposers(side, documents)
 
     def _drafter(self, method: Draft) -> InPartRight:

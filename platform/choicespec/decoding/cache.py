@@ -66,6 +66,9 @@ class RollbackCache(Cache):
 
     Args:
         model: whose layers it is for.
+
+    Attributes:
+        can_be_cut: to any length, not only by tokens of the last block.
     """
 
     def __init__(self, model: Any) -> None:
@@ -77,6 +80,7 @@ class RollbackCache(Cache):
             self._rule = record_rules(model)
         else:
             super().__init__(layer_class_to_replicate=_RollbackLayer)
+        self.can_be_cut = "linear_attention" not in kinds
 
     def keep(self, length: int) -> None:
         """Forget every token after the first ``length``; of Gated DeltaNet layers, only the last block's can go."""

@@ -6,7 +6,8 @@ Shapes: T tokens of a block, V vocabulary, H hidden size.
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -17,6 +18,15 @@ from choicespec.decoding.sampling import greedy
 from choicespec.decoding.tap import Tap
 
 
+class _PromptPass(NamedTuple):
+    """What a prompt's pass left beside the cache: the last position's logits, hidden states by layer, and its time."""
+
+    prompt_ids: tuple[int, ...]
+    logits_1V: torch.Tensor
+    hidden_TH: dict[int, torch.Tensor]
+    ms: float
+
+
 class CausalLmTarget:
     """Choices, rollback and hidden states of one model, one request at a time.
 
@@ -24,6 +34,7 @@ class CausalLmTarget:
         model: an ``AutoModelForCausalLM`` of full-attention and Gated DeltaNet layers, in evaluation mode.
 
     Attributes:
+        spared_ms: what the last prompt's pass would have taken that was not computed again.
         choose: (T, V) logits, and the place in the text of the first token chosen, to T tokens; greedy unless set.
         exact: whether a block's tokens are computed one by one, as ``rows_alone`` does; not unless set.
     """
@@ -38,6 +49,8 @@ class CausalLmTarget:
         self._hidden_TH: dict[int, torch.Tensor] = {}
         self._taps: WeakSet[Tap] = WeakSet()  # a drafter that is gone wants no more
         self._last_kept = 0
+        self._prompt: _PromptPass | None = None
+        self.spared_ms = 0.0
 
     def watch(self, layer: int) -> None:
         """Keep a decoder layer's hidden states from now on; layers are counted from 1."""
@@ -56,19 +69,27 @@ class CausalLmTarget:
         return tap
 
     def prefill(self, prompt_ids: Sequence[int]) -> int:
-        """Fill an empty cache with the prompt; only its last position goes through the LM head."""
-        self._cache.keep(0)
-        first = self._forward(prompt_ids, len(prompt_ids), logits_to_keep=1)
+        """Have the prompt and nothing else in the cache; only its last position goes through the LM head.
+
+        The same prompt again, as another method's, is not computed again where the cache can be cut back to it.
+        """
+        prompt = self._prompt
+        if prompt is None or prompt.prompt_ids != tuple(prompt_ids) or not prompt.hidden_TH.keys() >= self._watched:
+            prompt, self.spared_ms = self._prompt_pass(prompt_ids), 0.0
+        else:
+            self._cache.keep(len(prompt_ids))
+            self._hidden_TH, self.spared_ms = dict(prompt.hidden_TH), prompt.ms
+        self._prompt = prompt if self._cache.can_be_cut else None
         self._length, self._last_kept = len(prompt_ids), len(prompt_ids) - 1
         for tap in self._taps:
             tap.restart()
             tap.keep(self._hidden_TH, len(prompt_ids))
-        return first[0]
+        return self._chosen(prompt.logits_1V, len(prompt_ids))[0]
 
     def verify(self, block_ids: Sequence[int]) -> list[int]:
         """The target's own choice after each of the T tokens of a block."""
         with self._rows_alone if self.exact else nullcontext():
-            return self._forward(block_ids, self._length + 1, logits_to_keep=0)
+            return self._chosen(self._logits(block_ids, logits_to_keep=0), self._length + 1)
 
     def keep(self, num_tokens: int) -> None:
         """Roll back to the first ``num_tokens`` tokens of the block."""
@@ -130,12 +151,23 @@ class CausalLmTarget:
     def _rows_alone(self) -> RowsAlone:
         return RowsAlone(self._model)
 
-    def _forward(self, token_ids: Sequence[int], position: int, logits_to_keep: int) -> list[int]:
+    def _prompt_pass(self, prompt_ids: Sequence[int]) -> _PromptPass:
+        started = perf_counter()
+        self._cache.keep(0)
+        logits_1V = self._logits(prompt_ids, logits_to_keep=1)
+        return _PromptPass(tuple(prompt_ids), logits_1V, dict(self._hidden_TH), (perf_counter() - started) * 1e3)
+
+    def _logits(self, token_ids: Sequence[int], logits_to_keep: int) -> torch.Tensor:
         with torch.inference_mode():
             output = self._model(
                 self._tensor(token_ids), past_key_values=self._cache, use_cache=True, logits_to_keep=logits_to_keep
             )
-            return self.choose(output.logits[0], position)
+        logits_TV: torch.Tensor = output.logits[0]
+        return logits_TV
+
+    def _chosen(self, logits_TV: torch.Tensor, position: int) -> list[int]:
+        with torch.inference_mode():
+            return self.choose(logits_TV, position)
 
     def _tensor(self, token_ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor([token_ids], dtype=torch.long, device=self._model.device)

@@ -201,7 +201,7 @@ def _lengths(counts: Mapping[tuple[int, str], int], series: Mapping[str, int]) -
     panel = Panel(Scale(-0.6, longest + 0.6, marked=_whole(0, longest)), top, words.TOKENS_KEPT, words.SHARE_OF_STEPS)
     for accepted in sorted(totals):
         bottom = 0.0
-        for source in reversed(series):
+        for source in reversed(list(series)):
             share = counts.get((accepted, source), 0) / steps
             if share:
                 panel.bar(accepted, 0.8, bottom, bottom + share, series[source], f"{source}: {share:.1%}")

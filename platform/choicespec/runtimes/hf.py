@@ -152,9 +152,11 @@ class HfRuntime:
         self._proposers = Proposers(side, documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
-        """Decode one request greedily."""
+        """Decode one request greedily; a prompt's pass that methods share counts for each of them."""
         if not isinstance(method, TransformersGenerate):
-            return trace(request, self.stream(request, method, None))
+            found = trace(request, self.stream(request, method, None))
+            assert self._target is not None
+            return found._replace(prefill_ms=found.prefill_ms + self._target.spared_ms)
         self._check_length(request)
         self.load()
         return generate_with_transformers(self.model, self._eos_ids, request, method, self._stop_rule(request))
