@@ -192,7 +192,7 @@ def _by_source(names: set[str]) -> dict[str, int]:
     return {source: number for source, number in series.items() if source in names}
 
 
-def _lengths(counts: Mapping[tuple[int, str], int], series: Mapping[str, int]) -> str:
+def _lengths(counts: Mapping[tuple[int, str], int], series: dict[str, int]) -> str:
     steps, longest = sum(counts.values()), max(accepted for accepted, _ in counts)
     totals: Counter[int] = Counter()
     for (accepted, _), count in counts.items():
