@@ -64,13 +64,11 @@ def describe(model: str, revision: str | None = None) -> Described:
     Raises:
         CheckpointError: it is neither.
     """
-    stated = known_checkpoints().get(model)
-    if stated is not None:
-        return Described(stated["config"], stated.get("stored_bytes"))
-    found = _config_at_hand(model, revision)
-    if found is None:
+    found, stated = _config_at_hand(model, revision), known_checkpoints().get(model, {})
+    if found is None and not stated:
         raise CheckpointError(f"{model!r} is not at hand, so what it takes is not known; fetch its config.json first")
-    return Described(json.loads(found.read_text(encoding="utf-8")), None)
+    config = stated["config"] if found is None else json.loads(found.read_text(encoding="utf-8"))
+    return Described(config, stated.get("stored_bytes"))
 
 
 @cache
