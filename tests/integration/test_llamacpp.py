@@ -381,9 +381,9 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "    raise SystemExit\n"
         f"sys.path.insert(0, {str(PLATFORM)!r})\n"
         "import xllamacpp\n"
-        "from choicespec.runtimes.llamacpp_server import _parameters\n"
+        "from choicespec.runtimes.llamacpp_server import read_parameters\n"
         "flags = [flag for flag in sys.argv[1:] if flag not in ('--device', 'none')]\n"
-        "server = xllamacpp.Server(_parameters(xllamacpp, flags))\n"
+        "server = xllamacpp.Server(read_parameters(xllamacpp, flags))\n"
         "signal.pause()\n",
         encoding="utf-8",
     )
