@@ -63,6 +63,24 @@ def test_another_prompt_and_another_layer_take_a_pass(counted: Counted) -> None:
     assert counted.target.hidden_states(1).shape == counted.target.hidden_states(2).shape
 
 
+def test_a_pass_that_failed_leaves_no_prompt_behind(counted: Counted) -> None:
+    """Fails if the prompt before is taken for the cache's content after another one has overwritten it."""
+    counted.target.watch(2)
+    one = _decoded(counted.target, PROMPT)
+    broken = counted.target._model.register_forward_hook(_fail)
+    with pytest.raises(RuntimeError, match="planted"):
+        counted.target.prefill(OTHER)
+    broken.remove()
+    passes = counted.passes
+    two = _decoded(counted.target, PROMPT)
+    assert counted.passes == passes + 3
+    assert two[2:] == one[2:]
+
+
+def _fail(*hooked: object) -> None:
+    raise RuntimeError("planted")
+
+
 def test_a_recurrent_state_is_computed_again() -> None:
     """Fails if a state that cannot be cut back to the prompt passes for the prompt's."""
     counted = Counted(small_hybrid())

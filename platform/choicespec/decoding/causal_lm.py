@@ -153,6 +153,7 @@ class CausalLmTarget:
 
     def _prompt_pass(self, prompt_ids: Sequence[int]) -> _PromptPass:
         started = perf_counter()
+        self._prompt = None  # what the cache held of it goes, even where this pass fails
         self._cache.keep(0)
         logits_1V = self._logits(prompt_ids, logits_to_keep=1)
         return _PromptPass(tuple(prompt_ids), logits_1V, dict(self._hidden_TH), (perf_counter() - started) * 1e3)
