@@ -20,7 +20,9 @@ from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experimen
 from choicespec.spec.method import uses_scorer
 from choicespec.spec.pair import PairSpec
 from choicespec.tasks.prompts import open_task
-from choicespec.tracking import ChampionRegistry, ExperimentRun, tracking_uri
+from choicespec.tracking.connection import tracking_uri
+from choicespec.tracking.registry import ChampionRegistry
+from choicespec.tracking.runs import ExperimentRun
 
 from jobs.dry_run import dry_run, nothing_fetched
 from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say

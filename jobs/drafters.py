@@ -16,7 +16,8 @@ from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import Split, TaskSpec
 from choicespec.spec.training import DFlashTraining, MtpTraining
 from choicespec.tasks.prompts import open_task
-from choicespec.tracking import ExperimentRun, tracking_uri
+from choicespec.tracking.connection import tracking_uri
+from choicespec.tracking.runs import ExperimentRun
 from choicespec.training.evaluate import Acceptance, judge
 from choicespec.training.fit import Fit, Progress
 from choicespec.training.sequences import Recordings, deviation, most_frequent

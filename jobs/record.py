@@ -38,7 +38,8 @@ from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec
 from choicespec.spec.task import TaskSpec
 from choicespec.tasks.prompts import open_task
-from choicespec.tracking import ExperimentRun, tracking_uri
+from choicespec.tracking.connection import tracking_uri
+from choicespec.tracking.runs import ExperimentRun
 
 from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say
 

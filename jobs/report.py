@@ -15,7 +15,8 @@ from choicespec.reports.content import Report, report_of
 from choicespec.reports.markdown import render_markdown
 from choicespec.reports.page import render_page
 from choicespec.reports.words import LANGUAGES
-from choicespec.tracking import download_results, tracking_uri
+from choicespec.tracking.connection import tracking_uri
+from choicespec.tracking.runs import download_results
 
 from jobs.terminal import home, say
 

@@ -30,7 +30,7 @@ from choicespec.spec.method import Choice
 from choicespec.spec.serving import LimitsSpec, ServedSpec, ServingSpec
 from choicespec.spec.task import ToolCall
 from choicespec.tasks.tool_call import ToolCallTask
-from choicespec.tracking import ChampionRegistry
+from choicespec.tracking.registry import ChampionRegistry
 from ray import serve
 
 from jobs.terminal import ProgressLines, say

@@ -29,7 +29,8 @@ from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import TaskSpec
 from choicespec.tasks.prompts import open_task
-from choicespec.tracking import ExperimentRun, tracking_uri
+from choicespec.tracking.connection import tracking_uri
+from choicespec.tracking.runs import ExperimentRun
 
 from jobs.drafters import DrafterJob
 from jobs.recorded import RecordedTasks, digest, train_split

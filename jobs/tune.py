@@ -38,7 +38,9 @@ from choicespec.spec.method import Choice, MethodSpec, decided_live, drafters_of
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.search import SearchSpec, Value
 from choicespec.tasks.prompts import open_task
-from choicespec.tracking import ChampionRegistry, ExperimentRun, tracking_uri
+from choicespec.tracking.connection import tracking_uri
+from choicespec.tracking.registry import ChampionRegistry
+from choicespec.tracking.runs import ExperimentRun
 
 from jobs.record import record_costs, record_task
 from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from choicespec.cluster.connect import ADDRESS_VARIABLE
-from choicespec.tracking import URI_VARIABLE
+from choicespec.tracking.connection import URI_VARIABLE
 from ray.cluster_utils import Cluster
 
 from jobs.terminal import HOME_VARIABLE, console

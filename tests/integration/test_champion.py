@@ -16,7 +16,7 @@ from choicespec.serving.champion import (
 )
 from choicespec.serving.source import Registered, Shipped
 from choicespec.spec.experiment import TrialSpec
-from choicespec.tracking import ChampionRegistry
+from choicespec.tracking.registry import ChampionRegistry
 from integration.local_api import TABLE, measurement, table_champion
 
 

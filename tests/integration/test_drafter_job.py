@@ -13,7 +13,7 @@ from choicespec.spec.experiment import ExperimentSpec, parse_experiment
 from choicespec.spec.method import Autoregressive, Draft
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
-from choicespec.tracking import URI_VARIABLE
+from choicespec.tracking.connection import URI_VARIABLE
 from integration.small_checkpoints import save_checkpoint, small_llama
 from ray.cluster_utils import Cluster
 

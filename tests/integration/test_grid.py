@@ -20,7 +20,7 @@ from choicespec.measuring.measure import TrialResult
 from choicespec.spec.experiment import TrialSpec, parse_experiment
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
-from choicespec.tracking import URI_VARIABLE
+from choicespec.tracking.connection import URI_VARIABLE
 from integration.scripted_experiments import scripted_experiment
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import PlacementGroup, remove_placement_group

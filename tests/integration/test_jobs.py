@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from choicespec.cluster.connect import ADDRESS_VARIABLE
-from choicespec.tracking import URI_VARIABLE, ChampionRegistry
+from choicespec.tracking.connection import URI_VARIABLE
+from choicespec.tracking.registry import ChampionRegistry
 from integration.processes import DEADLINE_S, await_from, free_port
 from integration.scripted_experiments import scripted_experiment
 from mlflow.tracking import MlflowClient

@@ -21,7 +21,7 @@ from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from choicespec.spec.serving import LimitsSpec, ServedSpec, ServingSpec
 from choicespec.tasks.tool_prompt import conversation_ids
-from choicespec.tracking import ChampionRegistry
+from choicespec.tracking.registry import ChampionRegistry
 from integration.local_api import measurement, table_champion
 from integration.processes import DEADLINE_S, free_port
 from ray import serve

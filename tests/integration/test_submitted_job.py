@@ -16,7 +16,7 @@ from time import monotonic
 import pytest
 import requests
 from choicespec.cluster.connect import ADDRESS_VARIABLE
-from choicespec.tracking import URI_VARIABLE
+from choicespec.tracking.connection import URI_VARIABLE
 from integration.processes import DEADLINE_S, await_from, free_port
 
 from jobs.terminal import HOME_VARIABLE

@@ -16,7 +16,8 @@ from choicespec.runtimes.scripted import ScriptedRuntime
 from choicespec.spec.experiment import ExperimentSpec, parse_experiment
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from choicespec.tasks.prompts import open_task
-from choicespec.tracking import URI_VARIABLE, ExperimentRun, tracking_uri
+from choicespec.tracking.connection import URI_VARIABLE, tracking_uri
+from choicespec.tracking.runs import ExperimentRun
 from integration.processes import await_from, free_port
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient

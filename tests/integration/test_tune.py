@@ -17,7 +17,7 @@ from choicespec.measuring.cost import load_costs
 from choicespec.records import Measurement
 from choicespec.reports.collected import collect
 from choicespec.serving.champion import read_champion
-from choicespec.tracking import ChampionRegistry
+from choicespec.tracking.registry import ChampionRegistry
 from integration.job_homes import job_home, write_repository
 from integration.processes import await_from
 from integration.small_checkpoints import save_checkpoint, small_llama

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from choicespec.cluster.nodes import choose_node, read_node_types
 from choicespec.errors import SpecError
-from choicespec.tracking import URI_VARIABLE
+from choicespec.tracking.connection import URI_VARIABLE
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import yaml
 from choicespec.cluster.nodes import read_node_types
 from choicespec.spec.experiment import load_experiments
 from choicespec.spec.serving import ServingSpec
-from choicespec.tracking import URI_VARIABLE
+from choicespec.tracking.connection import URI_VARIABLE
 from ray.serve.schema import ServeDeploySchema
 
 from jobs.bench import _parse

@@ -24,7 +24,7 @@ from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.resources import bundle
 from choicespec.spec.serving import LimitsSpec, ServedSpec, ServingSpec
 from choicespec.tasks.python_repo import repository_documents
-from choicespec.tracking import tracking_uri
+from choicespec.tracking.connection import tracking_uri
 
 TOKEN_VARIABLE = "CHOICESPEC_API_TOKEN"
 _MOST_ONGOING = 1000  # a replica bounds its queue itself, and must answer for its status while it decodes

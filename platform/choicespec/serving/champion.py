@@ -21,7 +21,7 @@ from choicespec.scorer.files import find_scorer
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.frozen import Frozen
 from choicespec.spec.method import uses_scorer
-from choicespec.tracking import ChampionRegistry
+from choicespec.tracking.registry import ChampionRegistry
 
 SHIPPED = Path(__file__).parent / "shipped" / "smollm2"  # for the embedded default
 _FILE, _SCORER = "champion.json", "scorer"

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from choicespec.errors import ChampionError, ChoiceSpecError
 from choicespec.serving.champion import SHIPPED, Champion, check_champion, read_champion
 from choicespec.spec.experiment import TrialSpec
-from choicespec.tracking import ChampionRegistry
+from choicespec.tracking.registry import ChampionRegistry
 
 _log = logging.getLogger("ray.serve")
 

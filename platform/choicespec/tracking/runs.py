@@ -1,34 +1,28 @@
 """MLflow: a parent run an experiment, a child run a trial. One writer, the driver."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
 
-import requests
 from mlflow.entities import Metric, Param, Run
-from mlflow.entities.model_registry import ModelVersion
-from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from choicespec.errors import TrackingError
-from choicespec.records import Estimate, Measurement
+from choicespec.records import Measurement
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec
+from choicespec.tracking.connection import create_experiment, explained, reach
+from choicespec.tracking.figures import FINGERPRINT, MEASURED_AT, metrics, params, tags
+from choicespec.tracking.registry import CHAMPIONS
 
 if TYPE_CHECKING:  # torch behind them takes seconds, and most jobs train nothing
     from choicespec.scorer.table import Row
     from choicespec.training.evaluate import Acceptance
 
-URI_VARIABLE = "MLFLOW_TRACKING_URI"
-_SQLITE = "sqlite:///"
-_REACH_TIMEOUT_S = 5
 _MOST_METRICS = 1000  # of one request, as MLflow has it
-_FINGERPRINT, _MEASURED_AT, _EXPERIMENT, _STAGE = "fingerprint", "measured_at", "experiment", "stage"
+_EXPERIMENT, _STAGE = "experiment", "stage"
 MEASURED = "measured"  # the stage of what is no part of a search
-_CHAMPION, _CHAMPIONS = "champion", "champions"  # the alias and the folder; the MLflow experiment of their runs
 
 
 class ExperimentRun:
@@ -44,11 +38,11 @@ class ExperimentRun:
     def __init__(self, uri: str, experiment: ExperimentSpec) -> None:
         self._uri = uri
         with self._explained():
-            _reach(uri)
+            reach(uri)
             self._client = MlflowClient(tracking_uri=uri)
             found = self._client.get_experiment_by_name(experiment.name)
             self._experiment_id = (
-                found.experiment_id if found else _create_experiment(self._client, uri, experiment.name)
+                found.experiment_id if found else create_experiment(self._client, uri, experiment.name)
             )
             self._run_id = self._open(experiment)
 
@@ -63,13 +57,13 @@ class ExperimentRun:
         with self._explained():
             if self._has(trial, measurement):
                 return
-            tags = _tags(trial, measurement) | {_STAGE: stage, MLFLOW_PARENT_RUN_ID: self._run_id}
-            run_id = self._client.create_run(self._experiment_id, tags=tags, run_name=trial.label).info.run_id
+            of_trial = tags(trial, measurement) | {_STAGE: stage, MLFLOW_PARENT_RUN_ID: self._run_id}
+            run_id = self._client.create_run(self._experiment_id, tags=of_trial, run_name=trial.label).info.run_id
             now_ms = int(time() * 1e3)
             self._client.log_batch(
                 run_id,
-                metrics=[Metric(name, value, now_ms, 0) for name, value in _metrics(measurement)],
-                params=[Param(name, value) for name, value in _params(trial, measurement)],
+                metrics=[Metric(name, value, now_ms, 0) for name, value in metrics(measurement)],
+                params=[Param(name, value) for name, value in params(trial, measurement)],
             )
             self._client.log_artifacts(run_id, str(files))
             self._client.set_terminated(run_id)
@@ -146,7 +140,7 @@ class ExperimentRun:
 
     def _has(self, trial: TrialSpec, measurement: Measurement) -> bool:
         """Whether the trial's run is there and whole; one that a killed driver left half written is deleted."""
-        query = f"tags.{_FINGERPRINT} = '{trial.fingerprint()}' and tags.{_MEASURED_AT} = '{measurement.measured_at}'"
+        query = f"tags.{FINGERPRINT} = '{trial.fingerprint()}' and tags.{MEASURED_AT} = '{measurement.measured_at}'"
         runs = self._client.search_runs([self._experiment_id], query)
         for run in runs:
             if run.info.status != "FINISHED":
@@ -154,7 +148,7 @@ class ExperimentRun:
         return any(run.info.status == "FINISHED" for run in runs)
 
     def _explained(self) -> AbstractContextManager[None]:
-        return _explained(self._uri)
+        return explained(self._uri)
 
 
 def download_results(uri: str, experiments: Sequence[str], into: Path) -> None:
@@ -168,11 +162,11 @@ def download_results(uri: str, experiments: Sequence[str], into: Path) -> None:
     Raises:
         TrackingError: MLflow cannot be reached.
     """
-    with _explained(uri):
-        _reach(uri)
+    with explained(uri):
+        reach(uri)
         client = MlflowClient(tracking_uri=uri)
         for experiment in client.search_experiments():
-            if experiment.name == _CHAMPIONS or (experiments and experiment.name not in experiments):
+            if experiment.name == CHAMPIONS or (experiments and experiment.name not in experiments):
                 continue
             for run in _runs(client, experiment.experiment_id):
                 folder, files = _kept_files(run)
@@ -195,136 +189,11 @@ def _runs(client: MlflowClient, experiment_id: str) -> Iterator[Run]:
 def _kept_files(run: Run) -> tuple[str, str | None]:
     """The folder that a run's files belong in, and which of them; None for those of no report."""
     tags = run.data.tags
-    if _FINGERPRINT in tags:
-        return f"{tags.get(_STAGE, MEASURED)}/{tags[_FINGERPRINT]}", ""
+    if FINGERPRINT in tags:
+        return f"{tags.get(_STAGE, MEASURED)}/{tags[FINGERPRINT]}", ""
     if tags.get("kind") == "scorer":
         return "scorer", "scorer.json"
     return "whole", "" if _EXPERIMENT in tags else None
-
-
-class ChampionRegistry:
-    """The MLflow registry: a registered model a contest, a version a champion, an alias on the reigning one.
-
-    Raises:
-        TrackingError: here and in every method, where MLflow cannot be reached or refuses, or a version has no files.
-    """
-
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        with _explained(uri):
-            _reach(uri)
-            self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-    def register(self, name: str, trial: TrialSpec, measurement: Measurement, files: Path) -> int:
-        """Keep a champion's files with a run of its own and set the alias; returns its version.
-
-        A version of the same trial and measurement is there already where it was promoted before.
-        """
-        tags = _tags(trial, measurement)
-        with _explained(self._uri):
-            for version in self._versions(name):
-                if version.tags.items() >= tags.items():
-                    self._client.set_registered_model_alias(name, _CHAMPION, version.version)
-                    return int(version.version)
-            run_id = self._run(trial, measurement, files)
-            if not self._client.search_registered_models(f"name = '{name}'"):
-                self._client.create_registered_model(name)
-            source = f"runs:/{run_id}/{_CHAMPION}"
-            made = self._client.create_model_version(name, source=source, run_id=run_id, tags=tags)
-            self._client.set_registered_model_alias(name, _CHAMPION, made.version)
-            return int(made.version)
-
-    def reigning(self, name: str) -> int:
-        """The version that has the alias."""
-        with _explained(self._uri):
-            return int(self._client.get_model_version_by_alias(name, _CHAMPION).version)
-
-    def versions(self, name: str) -> list[int]:
-        """All versions, latest first."""
-        with _explained(self._uri):
-            return sorted((int(found.version) for found in self._versions(name)), reverse=True)
-
-    def fetch(self, name: str, version: int, into: Path) -> Path:
-        """Copy the files of a version into a folder; returns where they lie in it."""
-        with _explained(self._uri):
-            source = self._client.get_model_version(name, str(version)).source
-            run_id, _, path = source.removeprefix("runs:/").partition("/")
-            return Path(self._client.download_artifacts(run_id, path, str(into)))
-
-    def _run(self, trial: TrialSpec, measurement: Measurement, files: Path) -> str:
-        """A run with the trial's parameters and figures and the champion's files; returns its id."""
-        found = self._client.get_experiment_by_name(_CHAMPIONS)
-        experiment_id = found.experiment_id if found else _create_experiment(self._client, self._uri, _CHAMPIONS)
-        tags = _tags(trial, measurement)
-        run_id = str(self._client.create_run(experiment_id, tags=tags, run_name=trial.label).info.run_id)
-        now_ms = int(time() * 1e3)
-        self._client.log_batch(
-            run_id,
-            metrics=[Metric(name, value, now_ms, 0) for name, value in _metrics(measurement)],
-            params=[Param(name, value) for name, value in _params(trial, measurement)],
-        )
-        self._client.log_artifacts(run_id, str(files), _CHAMPION)
-        self._client.set_terminated(run_id)
-        return run_id
-
-    def _versions(self, name: str) -> list[ModelVersion]:
-        return list(self._client.search_model_versions(f"name = '{name}'"))
-
-
-@contextmanager
-def _explained(uri: str) -> Iterator[None]:
-    try:
-        yield
-    except (MlflowException, requests.RequestException, OSError) as error:
-        raise TrackingError(f"MLflow at {uri} cannot be used: {error}") from error
-
-
-def _create_experiment(client: MlflowClient, uri: str, name: str) -> str:
-    """A new MLflow experiment; the files of a SQLite database's runs lie beside the database."""
-    beside = None
-    if uri.startswith(_SQLITE):
-        beside = (Path(uri.removeprefix(_SQLITE)).resolve().parent / "mlartifacts" / name).as_uri()
-    return str(client.create_experiment(name, artifact_location=beside))
-
-
-def _reach(uri: str) -> None:
-    """MLflow's own client would retry for minutes before it says that nobody is there."""
-    if uri.startswith("http"):
-        requests.get(f"{uri.rstrip('/')}/health", timeout=_REACH_TIMEOUT_S).raise_for_status()
-
-
-def tracking_uri(folder: Path) -> str:
-    """``MLFLOW_TRACKING_URI``, or else a SQLite database in a folder."""
-    return os.environ.get(URI_VARIABLE) or f"{_SQLITE}{folder.resolve() / 'mlflow.db'}"
-
-
-def _tags(trial: TrialSpec, measurement: Measurement) -> dict[str, str]:
-    return {
-        "pair": trial.pair.label,
-        "method": trial.method.label,
-        "task": trial.task.label,
-        "runtime": trial.runtime.kind,
-        "quantization": measurement.environment.dtype,
-        _FINGERPRINT: trial.fingerprint(),
-        _MEASURED_AT: measurement.measured_at,
-        "git_revision": measurement.environment.git_revision,
-    }
-
-
-def _metrics(measurement: Measurement) -> Iterator[tuple[str, float]]:
-    for name in Measurement.model_fields:
-        figure = getattr(measurement, name)
-        if isinstance(figure, Estimate):
-            yield name, figure.value
-            yield f"{name}_low", figure.low
-            yield f"{name}_high", figure.high
-    for position, accepted in enumerate(measurement.acceptance_by_position, start=1):
-        yield f"acceptance_at_{position}", accepted
-    yield "requests", measurement.match.n
-    yield "omitted_requests", len(measurement.omitted)
-    yield "propose_share", measurement.propose_share
-    if measurement.memory_bytes is not None:
-        yield "memory_bytes", measurement.memory_bytes
 
 
 def _scorer_metrics(row: "Row") -> Iterator[tuple[str, float]]:
@@ -336,17 +205,3 @@ def _scorer_metrics(row: "Row") -> Iterator[tuple[str, float]]:
     yield f"{row.task}.gap_closed_on_path", row.found.gap_closed_on_path
     yield f"{row.task}.calibration_error_tokens", row.found.calibration_error_tokens
     yield f"{row.task}.held_out_prompts", row.found.scorer.accepted.n
-
-
-def _params(trial: TrialSpec, measurement: Measurement) -> Iterator[tuple[str, str]]:
-    """Every field of the trial and of the environment under its dotted path."""
-    yield from _flat("", trial.model_dump(mode="json"))
-    yield from _flat("environment.", measurement.environment.model_dump(mode="json"))
-
-
-def _flat(prefix: str, values: dict[str, object]) -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(f"{prefix}{name}.", value)
-        else:
-            yield f"{prefix}{name}", str(value)
