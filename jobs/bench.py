@@ -12,6 +12,7 @@ from choicespec.errors import ChoiceSpecError, TrackingError, Unsupported
 from choicespec.measuring.measure import TrialResult
 from choicespec.records import Measurement
 from choicespec.reports.agreement import agreement_table, agreements
+from choicespec.reports.peers import over_peers, peer_table
 from choicespec.reports.tables import divergence_table, result_table
 from choicespec.results import ResultsFolder
 from choicespec.runtimes.checkpoints import check_checkpoint
@@ -178,9 +179,10 @@ def _report(experiment: ExperimentSpec, results: ResultsFolder, failures: Sequen
         divergences = divergence_table(rows)
         if divergences is not None:
             console.print(divergences)
-    agreed = agreement_table(agreements({trial: results.traces(trial) for trial, _ in rows}))
-    if agreed is not None:
-        console.print(agreed)
+    traces = {trial: results.traces(trial) for trial, _ in rows}
+    for table in (agreement_table(agreements(traces)), peer_table(over_peers(traces))):
+        if table is not None:
+            console.print(table)
     for pair in dict.fromkeys(trial.pair for trial, _ in rows if uses_scorer(trial.method)):
         _report_scorer(pair)
     omitted = list(dict.fromkeys(prompt for _, found in rows for prompt in found.omitted))

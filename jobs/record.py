@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         experiment = load_experiment(args.experiment, EXPERIMENTS)
         with ray_session():
             for pair, tasks, drafters in recordable(experiment):
-                for task in tasks:
+                for task in [] if args.only_costs else tasks:
                     record_task(pair, task, drafters)
                 record_costs(pair, tasks[0], drafters, args.again)
                 _log(experiment, pair)
@@ -73,6 +73,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("experiment", help="a name in jobs/experiments, or the path of a .yaml file")
     parser.add_argument("--again", action="store_true", help="measure the costs anew")
+    parser.add_argument("--only-costs", action="store_true", help="measure what steps cost, and record nothing else")
     return parser.parse_args(arguments)
 
 

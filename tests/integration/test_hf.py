@@ -79,16 +79,18 @@ def test_ngram_proposes_and_is_accepted(smollm2: HfRuntime) -> None:
     assert any(step.accepted < step.proposed for step in found.steps)
 
 
-@pytest.mark.parametrize("lookup", [None, 8])
-def test_the_loop_decides_as_transformers_generate_does(smollm2: HfRuntime, lookup: int | None) -> None:
-    """The baseline is nobody's invention: transformers' own greedy generate, with and without its prompt lookup."""
-    request = _request(smollm2, COUNTING, 32)
-    peer = smollm2.generate(request, TransformersGenerate(prompt_lookup_num_tokens=lookup))
+def test_the_loop_decides_as_transformers_generate_does(smollm2: HfRuntime) -> None:
+    """The baseline is nobody's invention: transformers' own greedy generate, with either cache and with its prompt
+    lookup."""
+    request = _request(smollm2, COUNTING, 24)
     ours = smollm2.generate(request, Autoregressive())
-    assert peer.output_ids == ours.output_ids
-    assert peer.finish_reason == ours.finish_reason
-    assert peer.prefill_tokens + sum(step.accepted + 1 for step in peer.steps) == len(peer.output_ids)
-    assert (sum(step.proposed for step in peer.steps) > 0) == (lookup is not None)
+    lookup = TransformersGenerate(prompt_lookup_num_tokens=8)
+    for method in (TransformersGenerate(), TransformersGenerate(cache="static"), lookup):
+        peer = smollm2.generate(request, method)
+        assert peer.output_ids == ours.output_ids
+        assert peer.finish_reason == ours.finish_reason
+        assert peer.prefill_tokens + sum(step.accepted + 1 for step in peer.steps) == len(peer.output_ids)
+        assert (sum(step.proposed for step in peer.steps) > 0) == (method is lookup)
 
 
 def test_a_stop_string_ends_loop_and_peer_alike(smollm2: HfRuntime) -> None:

@@ -1,5 +1,7 @@
 """The linear layers and the attention for short blocks compute what the library's own compute."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from choicespec.decoding.grouped_attention import NAME
@@ -7,10 +9,21 @@ from choicespec.decoding.small_blocks import SmallBlockLinear, library_kernels, 
 from integration.small_checkpoints import small_llama
 
 
-@pytest.mark.parametrize("rows", [1, 2, 9, 64, 65])
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """As many as torch is told to use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("rows", [0, 1, 2, 9, 32, 33])
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_product_is_the_librarys(rows: int, bias: bool) -> None:
-    """A transposed or padded product that mixed up rows would still have the right shape."""
+    """A transposed product that mixed up rows, or the parts of the weights, would still have the right shape. Of the 80
+    features, three threads have no equal parts."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(48, 80, bias=bias)
     x = torch.randn(1, rows, 48)

@@ -140,6 +140,15 @@ def test_a_recording_says_what_a_token_takes(tuned: Tuned) -> None:
     [costs_file] = (tuned.home / "results" / NAME / "recordings").glob("costs-*.json")
     assert costs_file.with_suffix(".png").stat().st_size > 1000
     assert load_costs(costs_file).verification.tokens[-1] == 64
+    assert "times the floor" in " ".join(tuned.recorded.split())
+
+
+def test_costs_alone_are_shown_without_a_recording(tuned: Tuned) -> None:
+    """Fails if whoever wants to know how far a machine is from its floor must record the experiment's tasks first."""
+    shown = run(record, tuned.yaml, "--only-costs")
+    assert "times the floor" in " ".join(shown.split())
+    assert "what proposers say" in tuned.recorded
+    assert "what proposers say" not in shown
 
 
 def test_a_replay_shows_every_method_and_the_bound(tuned: Tuned) -> None:

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from choicespec.decoding.step_cost import StepCosts
+from choicespec.decoding.step_cost import Floor, StepCosts
 from choicespec.errors import RecordingError
 from choicespec.measuring.cost import Costs, Curve, TimedRuntime, load_costs, measure_costs
 from choicespec.records import Request
+from choicespec.reports.replay_tables import cost_table
 from choicespec.runtimes.scripted import ScriptedRuntime
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
@@ -91,3 +92,19 @@ def test_a_file_that_holds_no_costs_is_said(measured: Costs, tmp_path: Path) -> 
 def test_the_scripted_runtime_can_be_timed() -> None:
     """Fails if a runtime whose loop is ours no longer offers what costs are measured by."""
     assert isinstance(ScriptedRuntime(ScriptedRuntimeSpec(), PairSpec(target=TargetSpec(model="none"))), TimedRuntime)
+
+
+FLOOR = Floor(weights=10**8, weight_bytes=4 * 10**8, read_bytes_per_s=2e10, flops_per_s=1e11)
+
+
+def test_the_floor_is_reading_until_computing_takes_longer() -> None:
+    """Fails if the weights are read again for each token, or if two operations a weight and token are taken for one."""
+    assert [FLOOR.ms(tokens) for tokens in (1, 8, 20)] == [pytest.approx(ms) for ms in (20, 20, 40)]
+
+
+def test_the_table_says_how_far_verifications_are_from_the_floor() -> None:
+    """Fails if a verification is divided by the floor of another number of tokens; or where none is known."""
+    known = costs_of(StepCosts((1, 9, 64), (30.0, 50.0, 200.0)))
+    caption = cost_table(known.model_copy(update={"floor": FLOOR}), "pair").caption
+    assert "1.50 times the floor with 1 (20.0 ms), 2.50 times the floor with 9 (20.0 ms)" in str(caption)
+    assert "floor" not in str(cost_table(known, "pair").caption)

@@ -1,7 +1,8 @@
 """Attention for a handful of new tokens on the CPU, without copies of the cache.
 
-With grouped queries, the library's path writes every key and value out again for each query head of its group, at every
-step. Here the queries of a group are the rows of one product with the keys as they lie (docs/lab-notes.md, 9).
+With grouped queries and a mask, the library's path writes every key and value out again for each query head of its
+group, at every step. One request goes through the fused kernel, which can do without; several at once, for which that
+kernel is slow, have the queries of a group as the rows of one product with the keys as they lie (docs/lab-notes.md).
 
 Shapes: B batch, T new tokens, C tokens in the cache, Q query heads, G key-value heads, D head size.
 """
@@ -31,6 +32,12 @@ def grouped_attention(
     A mask is boolean or additive, of shape (B, 1, T, C); without one, T is 1 or the pass is a prompt's own.
     """
     batch, heads, tokens, size = query_BQTD.shape
+    if batch == 1 and others.get("position_bias") is None:
+        causal = attention_mask is None and tokens > 1
+        output = torch.nn.functional.scaled_dot_product_attention(
+            query_BQTD, key_BGCD, value_BGCD, attention_mask, scale=scaling, is_causal=causal, enable_gqa=True
+        )
+        return output.transpose(1, 2).contiguous(), None
     prompt = tokens > _MOST_TOKENS or (attention_mask is None and tokens > 1)
     if prompt or others.get("position_bias") is not None:
         output, _ = sdpa_attention_forward(

@@ -1,10 +1,11 @@
 """What a pass over a handful of tokens on the CPU is made of: linear layers in float32, and attention.
 
 A pass over a short block reads every weight once, and should cost little more than a pass over one token. The library
-behind ``torch.nn.functional.linear`` does not reach that with 2 to 16 rows; the same product with the weights on the
-left comes closer (docs/lab-notes.md has the figures). Attention is in ``grouped_attention``.
+behind ``torch.nn.functional.linear`` reads them on one thread where there is one row, and is slow with 2 to 16. The
+same product with the weights on the left, cut into a part a thread, comes closer to the memory's own rate
+(docs/lab-notes.md has the figures). Attention is in ``grouped_attention``.
 
-Shapes: T tokens, I input features, O output features.
+Shapes: T tokens, I input features, O output features, P parts of the weights, R rows of a part (P R = O).
 """
 
 from collections.abc import Iterator
@@ -20,14 +21,19 @@ _MOST_ROWS = 32
 
 
 class SmallBlockLinear(torch.nn.Linear):
-    """The same function as ``Linear``: (W x^T)^T instead of x W^T where the rows are few."""
+    """The same function as ``Linear``: (W x^T)^T instead of x W^T where the rows are few, each thread with its own rows
+    of W."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  (torch's own name)
         rows = input.numel() // self.in_features
-        if not 1 < rows <= _MOST_ROWS:
+        if not 1 <= rows <= _MOST_ROWS:
             return super().forward(input)
-        x_TI = input.reshape(rows, self.in_features)
-        y_TO = (self.weight @ x_TI.t()).t()
+        threads = torch.get_num_threads()
+        parts = threads if self.out_features % threads == 0 else 1
+        x_IT = input.reshape(rows, self.in_features).t()
+        weight_PRI = self.weight.view(parts, -1, self.in_features)
+        y_PRT = torch.bmm(weight_PRI, x_IT.expand(parts, -1, -1))
+        y_TO = y_PRT.view(self.out_features, rows).t()
         if self.bias is not None:
             y_TO = y_TO + self.bias
         return y_TO.reshape(*input.shape[:-1], self.out_features)

@@ -6,7 +6,10 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
+from pydantic import Field
+
 from choicespec.decoding.target import Target
+from choicespec.spec.frozen import Frozen
 
 CONTEXT_TOKENS = 400  # in the cache while the costs that a method decides by are measured
 FAR_TOKENS = 2048  # in the cache while the costs of long contexts are measured
@@ -45,6 +48,32 @@ class StepCosts(NamedTuple):
                 below, share = index - 1, (tokens - self.tokens[index - 1]) / (size - self.tokens[index - 1])
                 return self.ms[below] + share * (self.ms[index] - self.ms[below])
         return self.ms[-1] * tokens / self.tokens[-1]
+
+
+class Floor(Frozen):
+    """The least that a verification can take where it runs: each weight read once, and each token multiplied with it.
+
+    Keys and values are left out, so it is a bound for short contexts.
+
+    Attributes:
+        weights: that a pass multiplies each token with; of a mixture of experts all, which is more than it takes.
+        weight_bytes: of those weights.
+        read_bytes_per_s: at which the device adds up a large tensor; the fastest of some rounds.
+        flops_per_s: of a product of large matrices in the target's type; the fastest of some rounds.
+    """
+
+    weights: int = Field(gt=0)
+    weight_bytes: int = Field(gt=0)
+    read_bytes_per_s: float = Field(gt=0)
+    flops_per_s: float = Field(gt=0)
+
+    def ms(self, tokens: int) -> float:
+        """Of a verification of some tokens, whose reading and computing overlap.
+
+        Source: S. Williams et al., "Roofline: An Insightful Visual Performance Model for Multicore Architectures"
+        (2009), the bound of section 3.
+        """
+        return 1e3 * max(self.weight_bytes / self.read_bytes_per_s, 2 * self.weights * tokens / self.flops_per_s)
 
 
 class LiveCosts:

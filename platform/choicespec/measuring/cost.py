@@ -12,7 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import Field, ValidationError, model_validator
 
-from choicespec.decoding.step_cost import CONTEXT_TOKENS, StepCosts, sizes_up_to, step_costs
+from choicespec.decoding.step_cost import CONTEXT_TOKENS, Floor, StepCosts, sizes_up_to, step_costs
 from choicespec.errors import RecordingError
 from choicespec.records import Request, Trace
 from choicespec.runtimes.runtime import Runtime
@@ -31,6 +31,10 @@ class TimedRuntime(Runtime, Protocol):
 
     def time_verifications(self, sizes: Sequence[int], context_tokens: int, rounds: int) -> list[tuple[float, ...]]:
         """See ``decoding.step_cost.time_verifications``."""
+        ...
+
+    def floor(self) -> Floor | None:
+        """The least that a verification can take here; None where that is not known."""
         ...
 
     def use_step_costs(self, costs: StepCosts) -> None:
@@ -128,6 +132,7 @@ class Costs(Frozen):
         scorer: what ranking with the scorer adds; None where the pair has none.
         drafters: of the pair, by name; those that were asked for.
         rounds: timings behind each point of the curve.
+        floor: the least that a verification can take on this machine, where that is known.
     """
 
     format: Literal[1] = 1
@@ -143,6 +148,7 @@ class Costs(Frozen):
     candidates: ProposerCost
     scorer: ProposerCost | None
     drafters: dict[str, DrafterCost] = {}  # noqa: RUF012  (a field's default)
+    floor: Floor | None = None  # files of before have none
 
     @property
     def step_costs(self) -> StepCosts:
@@ -235,6 +241,7 @@ def measure_costs(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         rounds=_ROUNDS,
         verification=curve,
+        floor=runtime.floor(),
         rest_ms=_rest_ms([found for traces in kept.values() for found in traces], curve),
         ngram=cost[Ngram()],
         candidates=cost[Choice()],

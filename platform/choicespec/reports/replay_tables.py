@@ -13,6 +13,7 @@ from choicespec.reports.tables import figure
 from choicespec.spec.experiment import TrialSpec
 
 _SHOWN = (1, 2, 5, 9, 17, 33, 64)  # tokens of a verification
+_BESIDE_FLOOR = (1, 9)
 
 
 class Finalist(NamedTuple):
@@ -53,7 +54,8 @@ def cost_table(costs: Costs, title: str) -> Table:
         f"{costs.rest_ms:.1f} ms; look-ups {costs.ngram.step_ms:.2f} (ngram) and {costs.candidates.step_ms:.2f} ms "
         f"(candidates), the scorer "
         + (f"{costs.scorer.step_ms:.2f} ms" if costs.scorer else "-")
-        + "".join(f", {name} {cost.ms[-1].step_ms:.2f} ms" for name, cost in costs.drafters.items()),
+        + "".join(f", {name} {cost.ms[-1].step_ms:.2f} ms" for name, cost in costs.drafters.items())
+        + _floor_line(costs),
     )
     table.add_column("context", justify="right")
     for size in shown:
@@ -69,6 +71,22 @@ def cost_table(costs: Costs, title: str) -> Table:
             cells.append(f"{ms:.1f} \\[{low:.1f}, {high:.1f}]\n{costs.break_even(context, size):.2f}")
         table.add_row(str(context), *cells)
     return table
+
+
+def _floor_line(costs: Costs) -> str:
+    """How far the shortest context's verifications are from the least that the machine allows."""
+    if costs.floor is None:
+        return ""
+    floor, curve = costs.floor, costs.verification
+    times = ", ".join(
+        f"{ms / floor.ms(size):.2f} times the floor with {size} ({floor.ms(size):.1f} ms)"
+        for size, ms in zip(curve.tokens, curve.ms[0], strict=True)
+        if size in _BESIDE_FLOOR
+    )
+    return (
+        f"; at context {curve.contexts[0]} {times}: {floor.weight_bytes / 1e6:.0f} MB of weights read at "
+        f"{floor.read_bytes_per_s / 1e9:.1f} GB/s, or multiplied at {floor.flops_per_s / 1e9:.0f} GFLOP/s"
+    )
 
 
 def replay_table(rows: Sequence[tuple[TrialSpec, Replayed, Replayed]], title: str) -> Table:

@@ -18,6 +18,7 @@ from choicespec.decoding.small_blocks import use_small_blocks
 from choicespec.decoding.step_cost import (
     CONTEXT_TOKENS,
     FAR_TOKENS,
+    Floor,
     LiveCosts,
     StepCosts,
     measure_step_costs,
@@ -29,6 +30,7 @@ from choicespec.errors import CheckpointError, PromptTooLong, Unsupported
 from choicespec.recordings import Recorded
 from choicespec.records import Document, Proposal, Request, Sampling, TargetIdentity, Trace
 from choicespec.runtimes.checkpoints import identify, input_embedding, locate
+from choicespec.runtimes.hf_floor import measure_floor
 from choicespec.runtimes.hf_generate import generate_with_transformers
 from choicespec.runtimes.hf_target import layers_refusal, read_config, target_refusal
 from choicespec.runtimes.hf_tokenizer import HfTokenizer, read_eos_ids
@@ -248,6 +250,11 @@ class HfRuntime:
         self.load()
         assert self._target is not None
         return time_verifications(self._target, sizes, context_tokens, rounds)
+
+    def floor(self) -> Floor | None:
+        """See ``hf_floor``; not known where weights are computed with as they are stored."""
+        self.load()
+        return None if loading_settings(self._pair.target, self._config) else measure_floor(self.model)
 
     def use_step_costs(self, costs: StepCosts) -> None:
         """Let methods made from now on decide by these costs, such as a recording's, instead of measuring them."""

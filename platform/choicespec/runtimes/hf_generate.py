@@ -63,6 +63,7 @@ def generate_with_transformers(
         eos_token_id=list(eos_ids) or None,
         pad_token_id=eos_ids[0] if eos_ids else None,
         prompt_lookup_num_tokens=method.prompt_lookup_num_tokens,
+        cache_implementation=method.cache,
     )
     prompt = torch.tensor([request.prompt_ids], dtype=torch.long, device=model.device)
     started = perf_counter()

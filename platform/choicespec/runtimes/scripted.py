@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NoReturn
 
 from choicespec.decoding.loop import Block, decode, trace
-from choicespec.decoding.step_cost import FAR_TOKENS, LiveCosts, StepCosts, time_verifications
+from choicespec.decoding.step_cost import FAR_TOKENS, Floor, LiveCosts, StepCosts, time_verifications
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.registry import PROPOSERS, Proposers, TargetSide
 from choicespec.errors import PromptTooLong, Unsupported
@@ -180,6 +180,10 @@ class ScriptedRuntime:
     def time_verifications(self, sizes: Sequence[int], context_tokens: int, rounds: int) -> list[tuple[float, ...]]:
         """See ``decoding.step_cost.time_verifications``."""
         return time_verifications(self._target, sizes, context_tokens, rounds)
+
+    def floor(self) -> Floor | None:
+        """A table computes nothing."""
+        return None
 
     def use_step_costs(self, costs: StepCosts) -> None:
         """Let methods decide by these costs."""

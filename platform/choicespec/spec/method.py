@@ -140,10 +140,22 @@ class TransformersGenerate(Frozen):
 
     Attributes:
         prompt_lookup_num_tokens: None decodes greedily; a number turns on transformers' own prompt lookup.
+        cache: ``dynamic`` grows with the text; ``static`` is allocated as a whole, and on a GPU the pass is compiled.
     """
 
     kind: Literal["transformers_generate"] = "transformers_generate"
     prompt_lookup_num_tokens: int | None = Field(default=None, ge=1)
+    # Left out where it changes nothing, like ``exact``.
+    cache: Literal["dynamic", "static"] = Field(default="dynamic", exclude_if=lambda cache: cache == "dynamic")
+
+    @model_validator(mode="after")
+    def _lookup_is_with_the_dynamic_cache(self) -> "TransformersGenerate":
+        if self.cache == "static" and self.prompt_lookup_num_tokens is not None:
+            raise ValueError(
+                f"prompt_lookup_num_tokens={self.prompt_lookup_num_tokens} and cache=static: transformers verifies no "
+                "drafts with its static cache; leave one of them out"
+            )
+        return self
 
     @property
     def drafts(self) -> bool:
@@ -152,7 +164,7 @@ class TransformersGenerate(Frozen):
     @property
     def label(self) -> str:
         if self.prompt_lookup_num_tokens is None:
-            return "transformers generate"
+            return "transformers generate" + (" static" if self.cache == "static" else "")
         return f"transformers prompt lookup k={self.prompt_lookup_num_tokens}"
 
 
