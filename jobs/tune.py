@@ -189,7 +189,9 @@ class Search:
             if isinstance(start, Choice):
                 for length in space.values("method.block_length") or (start.block_length,):
                     for selection in space.values("method.selection") or (start.selection,):
-                        yield Choice.model_validate({"block_length": length, "selection": selection})
+                        for width in space.values("method.width") or (start.width,):
+                            known = {"block_length": length, "selection": selection, "width": width}
+                            yield Choice.model_validate(known)
 
     def _settings(self, tried: Sequence[Tried]) -> dict[str, TrialSpec]:
         known = set(self._starts.values())

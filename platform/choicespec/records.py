@@ -75,15 +75,18 @@ class Proposal(NamedTuple):
 
     Attributes:
         token_ids: the draft.
-        source: who proposed it; empty where nobody did.
+        source: who proposed it, of a tree its first token; empty where nobody did.
         probabilities: the drafter's own probability of each draft token given those before; empty where it has none.
         score_ms: spent on ranking candidates, a part of what the proposal took.
+        parents: of a tree, for each token the place in the verified block of the token before it: 0 is the anchor, 1
+            the first draft token. Parents come before their children, which differ. Empty for a chain.
     """
 
     token_ids: tuple[int, ...]
     source: str
     probabilities: tuple[float, ...] = ()
     score_ms: float = 0.0
+    parents: tuple[int, ...] = ()
 
 
 class Step(NamedTuple):

@@ -103,7 +103,7 @@ class Proposers:
             CalledDrafter(draft.drafter, self.of(draft), payoff, gate)
             for draft, gate in zip(method.calls, gates_of(method, payoff), strict=True)
         ]
-        return ChoiceDrafter(candidates, ranker, payoff, method.block_length, drafters)
+        return ChoiceDrafter(candidates, ranker, payoff, method.block_length, drafters, method.width)
 
     @cached_property
     def _repository(self) -> Store:

@@ -88,6 +88,7 @@ class Choice(Speculative):
         gate: when a drafter is called. None calls all at every step (a union). A number for each drafter calls it where
             the best expected accepted length is below that (a hybrid); ``cost`` calls it where that pays, by the time
             that the drafter and a verification take.
+        width: the most branches of the tree in which candidates and drafts are verified at once; 1 verifies one draft.
     """
 
     kind: Literal["choice"] = "choice"
@@ -97,6 +98,7 @@ class Choice(Speculative):
     min_survival: float | None = Field(default=None, ge=0.0, le=1.0)
     drafters: tuple[str, ...] = ()
     gate: Literal["cost"] | tuple[Annotated[float, Field(gt=0.0)], ...] | None = None
+    width: int = Field(default=1, ge=1, exclude_if=lambda width: width == 1)
 
     @model_validator(mode="after")
     def _gate_fits_the_drafters(self) -> "Choice":
@@ -116,9 +118,26 @@ class Choice(Speculative):
             )
         return self
 
+    @model_validator(mode="after")
+    def _a_tree_is_what_else_is_asked(self) -> "Choice":
+        if self.width == 1:
+            return self
+        if self.exact:
+            raise ValueError(
+                f"exact takes tokens one by one, so that width={self.width} saves nothing; leave one of them out"
+            )
+        if self.pace == "adaptive":
+            raise ValueError(
+                f"pace=adaptive judges one draft a step, not the {self.width} of width; leave one of them out"
+            )
+        if self.selection == "oracle":
+            raise ValueError(f"the oracle knows which candidate is right; leave width={self.width} out")
+        return self
+
     @property
     def label(self) -> str:
-        alone = f"choice {self.selection} L={self.block_length}{self._shared_label}"
+        wide = f" width={self.width}" if self.width > 1 else ""
+        alone = f"choice {self.selection} L={self.block_length}{wide}{self._shared_label}"
         if not self.drafters:
             return alone
         if self.gate is None:
@@ -223,6 +242,14 @@ NOT_RECORDED = "it goes by times that a recording does not hold"
 def decided_live(method: "MethodSpec") -> bool:
     """Whether a method's steps, or their times, follow from more than a recording holds."""
     return is_exact(method) or is_adaptive(method)
+
+
+NO_TREES = "its own loop verifies chains, not trees; leave width out, or use hf"
+
+
+def is_tree(method: "MethodSpec") -> bool:
+    """Whether a method verifies trees."""
+    return isinstance(method, Choice) and method.width > 1
 
 
 def drafters_of(method: "MethodSpec") -> tuple[str, ...]:
