@@ -18,6 +18,7 @@ from choicespec.drafters.union import Payoff, Weighed
 
 MOST_TREE_TOKENS = 63  # with the anchor, the most that costs are measured for
 _ROOT = 0
+_SUREST = 0.999  # of a token given those before, so that its odds are finite
 
 
 class _Grown(NamedTuple):
@@ -91,9 +92,14 @@ class DraftTree:
         return grown
 
     def _reach(self, waiting: list[tuple[float, int, int]], node: int, probability: float, place: int) -> None:
-        """Let a node's children wait. Only one can be right: where their drafts, judged apart, are together surer than
-        that, each is taken to be as much less sure."""
-        children = self._children[node]
-        said = max(self._survival[node], sum([self._survival[child] for child in children]))
-        for child in children:
-            heappush(waiting, (-probability * self._survival[child] / said if said else 0.0, child, place))
+        """Let a node's children wait.
+
+        Each was judged apart, but only one of them can be right. Of independent events of which no more than one
+        happens, one with the odds o does with the probability o / (1 + the sum of the odds of all).
+        """
+        children, reached = self._children[node], self._survival[node] or 1.0
+        given = [min(self._survival[child] / reached, _SUREST) for child in children]
+        odds = [one / (1 - one) for one in given]
+        all_odds = 1 + sum(odds)
+        for child, own_odds in zip(children, odds, strict=True):
+            heappush(waiting, (-probability * own_odds / all_odds, child, place))
