@@ -25,6 +25,7 @@ METHODS: tuple[MethodSpec, ...] = (
     Choice(),
     Choice(selection="scorer"),
     Choice(selection="scorer", block_length=4, num_candidates=3, min_survival=0.2),
+    Choice(selection="scorer", width=4),
 )
 COSTS = costs_of(StepCosts((1, 5, 9, 17, 64), (20.0, 24.0, 28.0, 40.0, 160.0)))
 

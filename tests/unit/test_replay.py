@@ -35,6 +35,7 @@ METHODS = st.one_of(
         block_length=st.integers(1, 16),
         num_candidates=st.integers(1, 30),
         min_survival=st.none() | st.sampled_from([0.0, 0.05, 0.3, 0.5, 0.7, 1.0]),
+        width=st.sampled_from([1, 1, 2, 4]),
     ),
 )
 

@@ -42,6 +42,8 @@ METHODS: tuple[MethodSpec, ...] = (
     Choice(block_length=4, drafters=NAMES, gate=(2.5, 1.5)),
     Choice(block_length=6, drafters=NAMES, gate="cost"),
     Choice(num_candidates=2, drafters=("rash",), gate="cost"),
+    Choice(drafters=NAMES, width=3),
+    Choice(drafters=NAMES, width=4, gate=(1.0, 0.5), min_survival=0.2),
 )
 
 

@@ -152,17 +152,18 @@ class ChoiceDrafter:
     def _start(self, token_ids: Sequence[int], limit: int) -> _Start:
         """The ranker's choice, or the tree of all that it ranks; an empty draft where there is no candidate."""
         found = self._candidates.candidates(token_ids, limit)
+        tree = DraftTree(self._payoff, self._width)
+        join = tree.join if self._width > 1 else better
+        if not found:
+            return _Start(self._payoff.weigh((), "", ()), join, 0.0)
         started = perf_counter()
         if self._width > 1:
-            tree = DraftTree(self._payoff, self._width)
-            for candidate, survival in self._ranker.every(found, token_ids[-1]) if found else ():
+            for candidate, survival in self._ranker.every(found, token_ids[-1]):
                 tree.add(candidate.token_ids, candidate.source, survival)
-            return _Start(tree.weighed(), tree.join, (perf_counter() - started) * 1e3)
-        if not found:
-            return _Start(self._payoff.weigh((), "", ()), better, 0.0)
+            return _Start(tree.weighed(), join, (perf_counter() - started) * 1e3)
         candidate, survival = self._ranker.best(found, token_ids[-1])
         score_ms = (perf_counter() - started) * 1e3
-        return _Start(self._payoff.weigh(candidate.token_ids, candidate.source, survival), better, score_ms)
+        return _Start(self._payoff.weigh(candidate.token_ids, candidate.source, survival), join, score_ms)
 
 
 def proposal_of(best: Weighed, score_ms: float = 0.0) -> Proposal:
