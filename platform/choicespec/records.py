@@ -190,7 +190,7 @@ class Measurement(Frozen):
         baseline_tokens_per_s: of plain decoding, interleaved on the same requests.
         speedup: the paired ratio of the two.
         acceptance_by_position: of the steps that proposed a first, second, ... token, the share that kept it; empty
-            where single steps are not known.
+            where single steps are not known, and for trees, whose tokens are not in a row.
         match: the share of requests with output ids equal to the baseline's.
         prefill_ms: mean time to the first token, of the method.
         propose_share: the share of decode time spent on search, scoring and drafting.
