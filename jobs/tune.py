@@ -114,7 +114,8 @@ class Search:
             open_task(one).check()
         folder = home() / "results" / experiment.name
         self._recorded: RecordedPair | None = None
-        replayed = spec.replayed and not any(decided_live(start.method) for start in self._starts.values())
+        reached = [self._starts.values(), *self._borders()]
+        replayed = spec.replayed and not any(decided_live(one.method) for trials in reached for one in trials)
         if replayed and isinstance(trial.runtime, HfRuntimeSpec):
             self._recorded = RecordedPair(folder / "recordings", trial.runtime, trial.pair)
         self._folder = folder / "search" / f"{task}-{self._identity()}"
@@ -149,6 +150,11 @@ class Search:
                 say(line)
         say(f"{self._task}: {monotonic() - started_s:.0f} s; kept in {self._folder}")
         return 0
+
+    def _borders(self) -> Iterator[list[TrialSpec]]:
+        """The settings at the borders of each space."""
+        for space in self._spec.spaces.values():
+            yield [self._experiment.setting(self._task, space.start, changes) for changes in space.borders()]
 
     def _identity(self) -> str:
         """Of everything that what is kept depends on."""

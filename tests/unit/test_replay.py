@@ -148,6 +148,7 @@ def test_what_another_machine_pays_changes_how_much_is_verified(recording: Recor
         (Draft(drafter="d"), "what 'd' drafts is not recorded; run jobs.record"),
         (Choice(drafters=("d",)), "what 'd' drafts is not recorded; run jobs.record"),
         (Suffix(), "a recording does not say what it drafts"),
+        (Draft(drafter="d", width=2), "alternatives or times that a recording does not hold"),
         (Choice(pace="adaptive"), "times that a recording does not hold"),
         (Ngram(exact=True), "times that a recording does not hold"),
     ],

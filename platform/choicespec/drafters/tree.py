@@ -10,9 +10,10 @@ Decoding" (arXiv 2606.01813): its size by what verification costs. Both over a d
 over whole drafts, whoever proposed them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from itertools import count
+from typing import Generic, NamedTuple, TypeVar
 
 from choicespec.drafters.union import Payoff, Weighed
 
@@ -21,12 +22,51 @@ _ROOT = 0
 _SUREST = 0.999  # of a token given those before, so that its odds are finite
 
 
-class _Grown(NamedTuple):
+Node = TypeVar("Node")
+
+
+class Child(NamedTuple, Generic[Node]):
+    """A token that may come next, with its probability given those before it, and what stands for the text with it."""
+
+    token_id: int
+    probability: float
+    node: Node
+
+
+class Grown(NamedTuple):
     """A tree's tokens, likeliest first; see ``Proposal.parents``, and ``Weighed`` for the others."""
 
     token_ids: list[int]
     parents: list[int]
     survival: list[float]
+
+
+def grow(root: Node, children: Callable[[Node], Iterable[Child[Node]]], width: int) -> Grown:
+    """The likeliest tokens that follow a root, at most ``MOST_TREE_TOKENS``, in at most so many branches."""
+    grown = Grown([], [], [])
+    waiting: list[tuple[float, int, int, Child[Node]]] = []  # less its probability, a number, its parent's place
+    numbers = count()
+
+    def reach(node: Node, probability: float, place: int) -> None:
+        for child in children(node):
+            heappush(waiting, (-probability * child.probability, next(numbers), place, child))
+
+    reach(root, 1.0, 0)
+    childless, branches = {0}, 1
+    while waiting and len(grown.token_ids) < MOST_TREE_TOKENS:
+        less, _, parent, child = heappop(waiting)
+        if parent not in childless:
+            if branches == width:
+                continue
+            branches += 1
+        childless.discard(parent)
+        grown.token_ids.append(child.token_id)
+        grown.parents.append(parent)
+        grown.survival.append(-less)
+        place = len(grown.token_ids)
+        childless.add(place)
+        reach(child.node, -less, place)
+    return grown
 
 
 class DraftTree:
@@ -65,34 +105,13 @@ class DraftTree:
 
     def weighed(self) -> Weighed:
         """All drafts so far as one, in the order in which their tokens are worth verifying."""
-        grown = self._grown()
+        grown = grow(_ROOT, self._after, self._width)
         first = self._places[_ROOT, grown.token_ids[0]] if grown.token_ids else _ROOT
         found = self._payoff.weigh(grown.token_ids, self._sources[first], grown.survival)
         return found._replace(parents=grown.parents)
 
-    def _grown(self) -> _Grown:
-        """The likeliest tokens of the tree, no more branches than its width."""
-        grown = _Grown([], [], [])
-        waiting: list[tuple[float, int, int]] = []  # the likeliest first: less its probability, node, parent's place
-        self._reach(waiting, _ROOT, 1.0, 0)
-        childless, branches = {0}, 1
-        while waiting and len(grown.token_ids) < MOST_TREE_TOKENS:
-            less, node, parent = heappop(waiting)
-            if parent not in childless:
-                if branches == self._width:
-                    continue
-                branches += 1
-            childless.discard(parent)
-            grown.token_ids.append(self._token_ids[node])
-            grown.parents.append(parent)
-            grown.survival.append(-less)
-            place = len(grown.token_ids)
-            childless.add(place)
-            self._reach(waiting, node, -less, place)
-        return grown
-
-    def _reach(self, waiting: list[tuple[float, int, int]], node: int, probability: float, place: int) -> None:
-        """Let a node's children wait.
+    def _after(self, node: int) -> Iterator[Child[int]]:
+        """A node's children.
 
         Each was judged apart, but only one of them can be right. Of independent events of which no more than one
         happens, one with the odds o does with the probability o / (1 + the sum of the odds of all).
@@ -102,4 +121,4 @@ class DraftTree:
         odds = [one / (1 - one) for one in given]
         all_odds = 1 + sum(odds)
         for child, own_odds in zip(children, odds, strict=True):
-            heappush(waiting, (-probability * own_odds / all_odds, child, place))
+            yield Child(self._token_ids[child], own_odds / all_odds, child)

@@ -37,10 +37,10 @@ def _flags(pair: PairSpec, method: MethodSpec) -> tuple[str, ...]:
     header = read_header(locate_gguf(target.model))
     if isinstance(method, Autoregressive):
         return ()
-    if decided_live(method):
-        raise _CannotBe("exact and pace=adaptive are settings of choicespec's own loop; leave them out, or use hf")
     if is_tree(method):
         raise _CannotBe(NO_TREES)
+    if decided_live(method):
+        raise _CannotBe("exact and pace=adaptive are settings of choicespec's own loop; leave them out, or use hf")
     if isinstance(method, Ngram):
         return _ngram_flags(method)
     if isinstance(method, Draft):

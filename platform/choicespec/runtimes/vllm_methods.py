@@ -223,10 +223,10 @@ def _version() -> tuple[int, ...]:
 def _speculation(pair: PairSpec, method: MethodSpec) -> dict[str, Any] | None:
     if isinstance(method, Autoregressive):
         return None
-    if decided_live(method):
-        raise _CannotBe("exact and pace=adaptive are settings of choicespec's own loop; leave them out, or use hf")
     if is_tree(method):
         raise _CannotBe(NO_TREES)
+    if decided_live(method):
+        raise _CannotBe("exact and pace=adaptive are settings of choicespec's own loop; leave them out, or use hf")
     if isinstance(method, Choice):
         if method.drafters:
             raise _CannotBe("its runner tells a proposer class too little to run drafters; leave method.drafters out")

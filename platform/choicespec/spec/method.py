@@ -1,6 +1,6 @@
 """A method: how a pair decodes. Methods are one table of kinds, not one script each."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -48,6 +48,32 @@ class Speculative(Frozen):
         return (" exact" if self.exact else "") + (" adaptive" if self.pace == "adaptive" else "")
 
 
+class Branching(Speculative):
+    """What methods share that may verify several drafts at once, as a tree (docs/decisions/0016).
+
+    Attributes:
+        width: the most branches of the tree; 1 verifies one draft.
+    """
+
+    width: int = Field(default=1, ge=1, exclude_if=lambda width: width == 1)
+
+    @model_validator(mode="after")
+    def _a_tree_is_planned(self) -> Self:
+        if self.width > 1 and self.exact:
+            raise ValueError(
+                f"exact takes tokens one by one, so that width={self.width} saves nothing; leave one of them out"
+            )
+        if self.width > 1 and self.pace == "adaptive":
+            raise ValueError(
+                f"pace=adaptive judges one draft a step, not the {self.width} of width; leave one of them out"
+            )
+        return self
+
+    @property
+    def _shared_label(self) -> str:
+        return (f" width={self.width}" if self.width > 1 else "") + super()._shared_label
+
+
 class Ngram(Speculative):
     """Prompt lookup: propose what followed the latest earlier occurrence of the last n tokens.
 
@@ -74,7 +100,7 @@ class Ngram(Speculative):
         return f"ngram k={self.num_draft_tokens}{self._shared_label}"
 
 
-class Choice(Speculative):
+class Choice(Branching):
     """ChoiceSpec: pick one of a finite set of continuations, and of the drafts of drafters beside it, and verify it.
 
     Attributes:
@@ -88,7 +114,6 @@ class Choice(Speculative):
         gate: when a drafter is called. None calls all at every step (a union). A number for each drafter calls it where
             the best expected accepted length is below that (a hybrid); ``cost`` calls it where that pays, by the time
             that the drafter and a verification take.
-        width: the most branches of the tree in which candidates and drafts are verified at once; 1 verifies one draft.
     """
 
     kind: Literal["choice"] = "choice"
@@ -98,7 +123,6 @@ class Choice(Speculative):
     min_survival: float | None = Field(default=None, ge=0.0, le=1.0)
     drafters: tuple[str, ...] = ()
     gate: Literal["cost"] | tuple[Annotated[float, Field(gt=0.0)], ...] | None = None
-    width: int = Field(default=1, ge=1, exclude_if=lambda width: width == 1)
 
     @model_validator(mode="after")
     def _gate_fits_the_drafters(self) -> "Choice":
@@ -119,25 +143,14 @@ class Choice(Speculative):
         return self
 
     @model_validator(mode="after")
-    def _a_tree_is_what_else_is_asked(self) -> "Choice":
-        if self.width == 1:
-            return self
-        if self.exact:
-            raise ValueError(
-                f"exact takes tokens one by one, so that width={self.width} saves nothing; leave one of them out"
-            )
-        if self.pace == "adaptive":
-            raise ValueError(
-                f"pace=adaptive judges one draft a step, not the {self.width} of width; leave one of them out"
-            )
-        if self.selection == "oracle":
+    def _the_oracle_needs_no_tree(self) -> "Choice":
+        if self.width > 1 and self.selection == "oracle":
             raise ValueError(f"the oracle knows which candidate is right; leave width={self.width} out")
         return self
 
     @property
     def label(self) -> str:
-        wide = f" width={self.width}" if self.width > 1 else ""
-        alone = f"choice {self.selection} L={self.block_length}{wide}{self._shared_label}"
+        alone = f"choice {self.selection} L={self.block_length}{self._shared_label}"
         if not self.drafters:
             return alone
         if self.gate is None:
@@ -175,12 +188,13 @@ class TransformersGenerate(Frozen):
         return f"transformers prompt lookup k={self.prompt_lookup_num_tokens}"
 
 
-class Draft(Speculative):
+class Draft(Branching):
     """Draft with one of the pair's drafters, and verify.
 
     Attributes:
         drafter: its name in ``pair.drafters``.
-        num_draft_tokens: k, the most tokens drafted a step.
+        num_draft_tokens: k, the most tokens drafted a step; of a tree, the most in a row. How many tokens a tree has is
+            decided by what a verification costs.
     """
 
     kind: Literal["draft"] = "draft"
@@ -236,12 +250,12 @@ def is_adaptive(method: "MethodSpec") -> bool:
     return isinstance(method, Speculative) and method.pace == "adaptive"
 
 
-NOT_RECORDED = "it goes by times that a recording does not hold"
+NOT_RECORDED = "it goes by alternatives or times that a recording does not hold"
 
 
 def decided_live(method: "MethodSpec") -> bool:
     """Whether a method's steps, or their times, follow from more than a recording holds."""
-    return is_exact(method) or is_adaptive(method)
+    return is_exact(method) or is_adaptive(method) or (isinstance(method, Draft) and is_tree(method))
 
 
 NO_TREES = "its own loop verifies chains, not trees; leave width out, or use hf"
@@ -249,7 +263,7 @@ NO_TREES = "its own loop verifies chains, not trees; leave width out, or use hf"
 
 def is_tree(method: "MethodSpec") -> bool:
     """Whether a method verifies trees."""
-    return isinstance(method, Choice) and method.width > 1
+    return isinstance(method, Branching) and method.width > 1
 
 
 def drafters_of(method: "MethodSpec") -> tuple[str, ...]:
