@@ -150,20 +150,26 @@ class ChoiceDrafter:
             drafter.finish(request, output_ids)
 
     def _start(self, token_ids: Sequence[int], limit: int) -> _Start:
-        """The ranker's choice, or the tree of all that it ranks; an empty draft where there is no candidate."""
+        """The ranker's choice, or a tree of all that it ranks; an empty draft where there is no candidate."""
         found = self._candidates.candidates(token_ids, limit)
-        tree = DraftTree(self._payoff, self._width)
-        join = tree.join if self._width > 1 else better
-        if not found:
-            return _Start(self._payoff.weigh((), "", ()), join, 0.0)
-        started = perf_counter()
         if self._width > 1:
-            for candidate, survival in self._ranker.every(found, token_ids[-1]):
-                tree.add(candidate.token_ids, candidate.source, survival)
-            return _Start(tree.weighed(), join, (perf_counter() - started) * 1e3)
+            return self._tree(found, token_ids)
+        if not found:
+            return _Start(self._payoff.weigh((), "", ()), better, 0.0)
+        started = perf_counter()
         candidate, survival = self._ranker.best(found, token_ids[-1])
         score_ms = (perf_counter() - started) * 1e3
-        return _Start(self._payoff.weigh(candidate.token_ids, candidate.source, survival), join, score_ms)
+        return _Start(self._payoff.weigh(candidate.token_ids, candidate.source, survival), better, score_ms)
+
+    def _tree(self, found: Sequence[Candidate], token_ids: Sequence[int]) -> _Start:
+        """All candidates as one draft, to which drafters' drafts are joined."""
+        tree = DraftTree(self._payoff, self._width)
+        if not found:
+            return _Start(tree.weighed(), tree.join, 0.0)
+        started = perf_counter()
+        for candidate, survival in self._ranker.every(found, token_ids[-1]):
+            tree.add(candidate.token_ids, candidate.source, survival)
+        return _Start(tree.weighed(), tree.join, (perf_counter() - started) * 1e3)
 
 
 def proposal_of(best: Weighed, score_ms: float = 0.0) -> Proposal:
