@@ -1,5 +1,6 @@
 """A replay does what the live loop does, step for step; checked on a table model through the real measuring loop."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -174,3 +175,15 @@ def test_kept_proposals_are_those_of_their_recording(recording: Recording, tmp_p
         assert np.array_equal(kept, made)
     assert load_proposals(tmp_path, manifest.model_copy(update={"task": ToolCall(seed=1)})) is None
     assert found.bytes_per_token < 3000
+
+
+def test_trees_are_replayed_where_their_candidates_were_sent(recording: Recording) -> None:
+    """Fails if a sweep's worker lacks the candidates of trees, or ranks what it was not sent."""
+    drafts = RecordedDrafts(recording.proposals, recording.ranking)
+    sent = pickle.loads(pickle.dumps(drafts.for_others([Choice(width=2)])))
+    costs = costs_of(RISING)
+    wide = Choice(width=4, num_candidates=8)
+    (found,), (expected,) = Replay(sent, costs).of([wide]), Replay(drafts, costs).of([wide])
+    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+    with pytest.raises(RecordingError, match="candidates of 4 tokens ranked by prior were not sent along"):
+        Replay(sent, costs).of([Choice(width=2, block_length=4)])
