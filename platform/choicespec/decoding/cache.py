@@ -101,6 +101,7 @@ class RollbackCache(Cache):
         """Move the entries of some tokens of a block, which began at ``start``, to its front; only where
         ``can_be_cut``."""
         assert self.can_be_cut, "a tree is refused where a layer's state cannot follow one of its paths"
+        places_N = torch.tensor(places, device=self.layers[0].keys.device)
         for layer in self.layers:
             assert isinstance(layer, _RollbackLayer)
-            layer.gather(start, torch.tensor(places, device=layer.keys.device))
+            layer.gather(start, places_N)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
-from itertools import count, takewhile
+from itertools import takewhile
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
@@ -173,14 +173,14 @@ class ChoiceDrafter:
 
 
 def proposal_of(best: Weighed, score_ms: float = 0.0) -> Proposal:
-    """What is verified of a draft."""
+    """What is verified of a draft; a tree of one branch is a chain."""
     if not best.length:
         return Proposal((), "", score_ms=score_ms)
+    chain = tuple(range(best.length))
+    parents = tuple(best.parents[: best.length]) or chain
     survival = best.survival[: best.length]
     reached = [1.0, *survival]  # by place in the block
-    given = [
-        after / reached[parent] if reached[parent] else 0.0
-        for after, parent in zip(survival, best.parents or count(), strict=False)
-    ]
-    token_ids, parents = best.token_ids[: best.length], best.parents[: best.length]
-    return Proposal(tuple(token_ids), best.source, tuple(given), score_ms, tuple(parents))
+    pairs = zip(survival, parents, strict=True)
+    given = tuple(after / reached[parent] if reached[parent] else 0.0 for after, parent in pairs)
+    branching = () if parents == chain else parents
+    return Proposal(tuple(best.token_ids[: best.length]), best.source, given, score_ms, branching)

@@ -6,8 +6,8 @@ one before it; and how many are worth verifying is the question that a chain has
 
 Sources: Ringel and Romano, "Accelerating Speculative Decoding with Block Diffusion Draft Trees" (arXiv 2604.12989): the
 best tree by a heap, for a fixed number of tokens. Zhang et al., "Cost-Aware Diffusion Draft Trees for Speculative
-Decoding" (arXiv 2606.01813): its size by what verification costs. Both over a drafter's marginals, where this one is
-over whole drafts, whoever proposed them.
+Decoding" (arXiv 2606.01813): its size by what verification costs. Both are over a drafter's marginals, as ``marginals``
+is; here it is also over whole drafts, whoever proposed them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,10 +17,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 from choicespec.drafters.union import Payoff, Weighed
 
-MOST_TREE_TOKENS = 63  # with the anchor, the most that costs are measured for
+MOST_TREE_TOKENS = 63  # with the anchor, the most that costs are recorded for
 _ROOT = 0
 _SUREST = 0.999  # of a token given those before, so that its odds are finite
-
 
 Node = TypeVar("Node")
 
