@@ -168,7 +168,7 @@ def replay(experiment: ExperimentSpec, costs_file: Path | None) -> int:
             ]
             known = [trial for trial in trials if _can_be_replayed(pair, trial)]
             bounds = [
-                trial.model_copy(update={"method": trial.method.model_copy(update={"selection": "oracle"})})
+                trial.model_copy(update={"method": trial.method.model_copy(update={"selection": "oracle", "width": 1})})
                 for trial in known
                 if isinstance(trial.method, Choice) and not trial.method.drafters
             ]

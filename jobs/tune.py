@@ -116,7 +116,8 @@ class Search:
             open_task(one).check()
         folder = home() / "results" / experiment.name
         self._recorded: RecordedPair | None = None
-        replayed = spec.replayed and not any(decided_live(start.method) for start in self._starts.values())
+        reached = [self._starts.values(), *self._borders()]
+        replayed = spec.replayed and not any(decided_live(one.method) for trials in reached for one in trials)
         if replayed and isinstance(trial.runtime, HfRuntimeSpec):
             self._recorded = RecordedPair(folder / "recordings", trial.runtime, trial.pair)
         self._folder = folder / "search" / f"{task}-{self._identity()}"
@@ -151,6 +152,11 @@ class Search:
                 say(line)
         say(f"{self._task}: {monotonic() - started_s:.0f} s; kept in {self._folder}")
         return 0
+
+    def _borders(self) -> Iterator[list[TrialSpec]]:
+        """The settings at the borders of each space."""
+        for space in self._spec.spaces.values():
+            yield [self._experiment.setting(self._task, space.start, changes) for changes in space.borders()]
 
     def _identity(self) -> str:
         """Of everything that what is kept depends on."""
@@ -191,7 +197,9 @@ class Search:
             if isinstance(start, Choice):
                 for length in space.values("method.block_length") or (start.block_length,):
                     for selection in space.values("method.selection") or (start.selection,):
-                        yield Choice.model_validate({"block_length": length, "selection": selection})
+                        for width in space.values("method.width") or (start.width,):
+                            known = {"block_length": length, "selection": selection, "width": width}
+                            yield Choice.model_validate(known)
 
     def _settings(self, tried: Sequence[Tried]) -> dict[str, TrialSpec]:
         known = set(self._starts.values())

@@ -75,15 +75,18 @@ class Proposal(NamedTuple):
 
     Attributes:
         token_ids: the draft.
-        source: who proposed it; empty where nobody did.
+        source: who proposed it, of a tree its first token; empty where nobody did.
         probabilities: the drafter's own probability of each draft token given those before; empty where it has none.
         score_ms: spent on ranking candidates, a part of what the proposal took.
+        parents: of a tree, for each token the place in the verified block of the token before it: 0 is the anchor, 1
+            the first draft token. Parents come before their children, which differ. Empty for a chain.
     """
 
     token_ids: tuple[int, ...]
     source: str
     probabilities: tuple[float, ...] = ()
     score_ms: float = 0.0
+    parents: tuple[int, ...] = ()
 
 
 class Step(NamedTuple):
@@ -187,7 +190,7 @@ class Measurement(Frozen):
         baseline_tokens_per_s: of plain decoding, interleaved on the same requests.
         speedup: the paired ratio of the two.
         acceptance_by_position: of the steps that proposed a first, second, ... token, the share that kept it; empty
-            where single steps are not known.
+            where single steps are not known, and for trees, whose tokens are not in a row.
         match: the share of requests with output ids equal to the baseline's.
         prefill_ms: mean time to the first token, of the method.
         propose_share: the share of decode time spent on search, scoring and drafting.

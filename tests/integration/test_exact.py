@@ -104,7 +104,7 @@ def test_logits_and_cache_are_equal_to_the_last_bit(dtype: torch.dtype) -> None:
     target = CausalLmTarget(model)
     seen: list[torch.Tensor] = []
 
-    def choose(logits_TV: torch.Tensor, position: int) -> list[int]:
+    def choose(logits_TV: torch.Tensor, positions: Sequence[int]) -> list[int]:
         seen.append(logits_TV.clone())
         return [0]
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from choicespec.decoding.step_cost import StepCosts
 from choicespec.errors import Unsupported
 from choicespec.records import Request
 from choicespec.runtimes.hf import HfRuntime
@@ -17,6 +18,7 @@ from integration.small_checkpoints import save_checkpoint, small_llama
 from integration.small_drafters import save_drafter, save_pair, speculators_config
 
 METHODS = tuple(Draft(drafter=name, num_draft_tokens=3) for name in ("dflash", "dflash2", "mtp"))
+TREE = Draft(drafter="dflash", num_draft_tokens=3, width=4)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def test_every_output_is_plain_decodings(pair: PairSpec) -> None:
     """Fails if a drafter changes what is decoded. These drafts are mostly wrong; training has tests with right ones."""
     runtime = HfRuntime(HfRuntimeSpec(threads=2), pair)
     requests = [Request("long", (5, 80, 3, 200, 41, 6), 16), Request("short", (77, 130, 9), 16)]
-    assert_all_lossless(requests, decode_all(runtime, (PLAIN, *METHODS), requests))
+    assert_all_lossless(requests, decode_all(runtime, (PLAIN, *METHODS, TREE), requests))
 
 
 def test_each_step_drafts_and_books_on_its_drafter(pair: PairSpec) -> None:
@@ -49,6 +51,35 @@ def test_each_step_drafts_and_books_on_its_drafter(pair: PairSpec) -> None:
             assert step.proposed == min(3, 12 - decoded - 1), "k, and never beyond what is left"
             decoded += step.accepted + 1
         assert {step.source for step in found.steps if step.proposed} == {method.drafter}
+
+
+def test_a_tree_holds_the_chain_and_what_else_is_likely(pair: PairSpec) -> None:
+    """Fails if the branches of a tree are of other places than the drafter meant them for."""
+    runtime = HfRuntime(HfRuntimeSpec(threads=2), pair)
+    runtime.load()
+    runtime.use_step_costs(StepCosts((1, 64), (1.0, 1.001)))
+    proposed = []
+    for method in (METHODS[0], TREE):
+        proposer, request = runtime._proposers.of(method), Request("r", (5, 80, 3, 200), 12)
+        assert runtime._target is not None
+        anchor = runtime._target.prefill(request.prompt_ids)
+        proposer.begin(request)
+        proposed.append(proposer.propose([*request.prompt_ids, anchor], 11))
+    chain, tree = proposed
+    texts: list[tuple[int, ...]] = [()]
+    for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
+        texts.append((*texts[parent], token_id))
+    assert chain.token_ids in texts
+    assert max(map(len, texts)) == 3
+    assert len(set(range(1, len(texts))) - set(tree.parents)) == 4
+    assert tree.probabilities[0] == pytest.approx(chain.probabilities[0])
+
+
+@pytest.mark.parametrize("drafter", ["dflash2", "mtp"])
+def test_a_drafter_of_one_token_after_another_has_no_tree(pair: PairSpec, drafter: str) -> None:
+    """Fails if a chain passes for a tree."""
+    with pytest.raises(Unsupported, match=f"only dflash says .* this is {drafter}; leave width out"):
+        check_supported(HfRuntimeSpec(), pair, Draft(drafter=drafter, width=2))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from choicespec.decoding.cache import RollbackCache
 from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.choice import ChoiceDrafter, Survival
+from choicespec.drafters.choice import ChoiceDrafter, PriorRanker, Survival
 from choicespec.errors import ScorerError, Unsupported
 from choicespec.recordings import Recorded, RecordingFolder
 from choicespec.records import Proposal, Request, Trace
@@ -346,7 +346,7 @@ class Asked(NamedTuple):
     candidates: Sequence[Candidate]
 
 
-class _Noting:
+class _Noting(PriorRanker):
     """A scorer's ranker that notes what it says."""
 
     def __init__(self, ranker: ScorerRanker) -> None:

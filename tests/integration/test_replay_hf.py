@@ -25,6 +25,7 @@ METHODS: tuple[MethodSpec, ...] = (
     Choice(),
     Choice(selection="scorer"),
     Choice(selection="scorer", block_length=4, num_candidates=3, min_survival=0.2),
+    Choice(selection="scorer", width=4),
 )
 COSTS = costs_of(StepCosts((1, 5, 9, 17, 64), (20.0, 24.0, 28.0, 40.0, 160.0)))
 
@@ -69,6 +70,6 @@ def test_hidden_states_of_other_positions_are_caught(compared: Compared) -> None
     proposals = compared.pair.propose(TASK)
     shifted = proposals._replace(rows=proposals.rows[::-1].copy())
     ranking = Ranking(shifted, folder.read(), compared.pair._load_scorer)
-    found = Replay(RecordedDrafts(shifted, ranking.best), COSTS).of(METHODS)
+    found = Replay(RecordedDrafts(shifted, ranking), COSTS).of(METHODS)
     with pytest.raises(AssertionError, match=r"choice scorer.* is not "):
         assert_all_same(found, compared.results)

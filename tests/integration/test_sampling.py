@@ -1,5 +1,7 @@
 """Sampling with drafts draws from the target's own distribution: the same seed, the same tokens in every method."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from choicespec.decoding.sampling import Sampler
@@ -78,9 +80,9 @@ def test_a_sampler_that_counts_its_draws_is_caught(runtime: HfRuntime, monkeypat
             super().__init__(sampling)
             self._drawn = 0
 
-        def __call__(self, logits_TV: torch.Tensor, position: int) -> list[int]:
+        def __call__(self, logits_TV: torch.Tensor, positions: Sequence[int]) -> list[int]:
             self._drawn += len(logits_TV)
-            return super().__call__(logits_TV, self._drawn)
+            return super().__call__(logits_TV, range(self._drawn, self._drawn + len(positions)))
 
     monkeypatch.setattr("choicespec.runtimes.hf.Sampler", Counting)
     with pytest.raises(AssertionError):
@@ -88,7 +90,7 @@ def test_a_sampler_that_counts_its_draws_is_caught(runtime: HfRuntime, monkeypat
 
 
 def _frequencies(logits_V: torch.Tensor, sampling: Sampling, draws: int) -> torch.Tensor:
-    tokens = [Sampler(sampling._replace(seed=seed))(logits_V[None], 5)[0] for seed in range(draws)]
+    tokens = [Sampler(sampling._replace(seed=seed))(logits_V[None], [5])[0] for seed in range(draws)]
     return torch.bincount(torch.tensor(tokens), minlength=len(logits_V)) / draws
 
 
@@ -111,7 +113,7 @@ def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p() -> None:
 def test_places_draw_independently() -> None:
     """Fails if neighbouring places or seeds share their randomness, so that an output repeats itself."""
     logits_TV = torch.zeros(4000, 2)
-    first = torch.tensor(Sampler(Sampling(1.0, 1.0, 0))(logits_TV, 0)).double()
-    second = torch.tensor(Sampler(Sampling(1.0, 1.0, 1))(logits_TV, 0)).double()
+    first = torch.tensor(Sampler(Sampling(1.0, 1.0, 0))(logits_TV, range(len(logits_TV)))).double()
+    second = torch.tensor(Sampler(Sampling(1.0, 1.0, 1))(logits_TV, range(len(logits_TV)))).double()
     for left, right in ((first[:-1], first[1:]), (first, second)):
         assert torch.corrcoef(torch.stack([left, right]))[0, 1].abs() < 0.06

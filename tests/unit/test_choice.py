@@ -116,7 +116,7 @@ def test_a_candidate_longer_than_what_is_left_is_cut() -> None:
     assert fresh(WHOLE).propose([], 8) == Proposal((), "")
 
 
-class Last:
+class Last(PriorRanker):
     """A ranker that takes the last of a set, sure of its first tokens only."""
 
     def __init__(self) -> None:

@@ -8,8 +8,8 @@ from choicespec.decoding import loop
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.stopping import StopRule
-from choicespec.decoding.target import Target
-from choicespec.decoding.verification import count_accepted
+from choicespec.decoding.target import TreeTarget
+from choicespec.decoding.verification import accepted_path, count_accepted
 from choicespec.drafters.autoregressive import AutoregressiveDrafter
 from choicespec.records import Proposal, Request, Trace
 from choicespec.runtimes.scripted import EOS_ID, ByteTokenizer, TableTarget
@@ -70,20 +70,20 @@ class KeepsTheLastRequest(TableTarget):
 class ShiftedBack(TableTarget):
     """Planted fault: each choice stands one place too early."""
 
-    def verify(self, block_ids: Sequence[int]) -> list[int]:
-        own_ids = super().verify(block_ids)
+    def verify(self, block_ids: Sequence[int], parents: Sequence[int] = ()) -> list[int]:
+        own_ids = super().verify(block_ids, parents)
         return [*own_ids[1:], own_ids[-1]]
 
 
 class ShiftedOn(TableTarget):
     """Planted fault: each choice stands one place too late."""
 
-    def verify(self, block_ids: Sequence[int]) -> list[int]:
-        own_ids = super().verify(block_ids)
+    def verify(self, block_ids: Sequence[int], parents: Sequence[int] = ()) -> list[int]:
+        own_ids = super().verify(block_ids, parents)
         return [own_ids[0], *own_ids[:-1]]
 
 
-def run(request: Request, proposer: Proposer, target: Target | None = None) -> Trace:
+def run(request: Request, proposer: Proposer, target: TreeTarget | None = None) -> Trace:
     stop = StopRule({EOS_ID}, request.max_new_tokens, request.stop, ByteTokenizer().decode)
     return trace(request, decode(target or TableTarget(), proposer, request, stop))
 
@@ -123,7 +123,8 @@ def test_a_faulty_target_is_caught(fault: Callable[[], TableTarget]) -> None:
 
 def test_accepting_one_token_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a wrong draft token could slip into an output."""
-    monkeypatch.setattr(loop, "count_accepted", lambda draft, own: min(count_accepted(draft, own) + 1, len(draft)))
+    block = range(7)
+    monkeypatch.setattr(loop, "accepted_path", lambda draft, own: block[: len(accepted_path(draft, own)) + 1])
     with pytest.raises(AssertionError, match="not lossless"):
         assert_target_lossless(TableTarget())
 
@@ -131,7 +132,7 @@ def test_accepting_one_token_too_many_is_caught(monkeypatch: pytest.MonkeyPatch)
 def test_accepting_one_token_too_few_shows_in_the_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It costs speed, not correctness: the accounting must show what the output cannot."""
     right = run(request_of(PROMPTS[0]), GuidedDrafter(4, 1.0))
-    monkeypatch.setattr(loop, "count_accepted", lambda draft, own: max(count_accepted(draft, own) - 1, 0))
+    monkeypatch.setattr(loop, "accepted_path", lambda draft, own: accepted_path(draft, own)[:-1] or [0])
     assert_target_lossless(TableTarget())
     assert len(run(request_of(PROMPTS[0]), GuidedDrafter(4, 1.0)).steps) > len(right.steps)
 

@@ -95,8 +95,9 @@ def test_acceptance_by_position_counts_the_steps_that_proposed_it() -> None:
     for position, accepted in enumerate(found, start=1):
         proposed = [step for step in steps if step.proposed >= position]
         assert accepted == sum(step.accepted >= position for step in proposed) / len(proposed)
-    (plain,) = measured(Recording(), Autoregressive())
-    assert plain.acceptance_by_position == ()
+    for method in (Autoregressive(), Choice(width=2)):  # a tree's tokens are not in a row
+        (other,) = measured(Recording(), method)
+        assert other.acceptance_by_position == ()
 
 
 def test_the_prefill_is_outside_the_decode_rate() -> None:

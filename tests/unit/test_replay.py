@@ -1,5 +1,6 @@
 """A replay does what the live loop does, step for step; checked on a table model through the real measuring loop."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +36,13 @@ METHODS = st.one_of(
         block_length=st.integers(1, 16),
         num_candidates=st.integers(1, 30),
         min_survival=st.none() | st.sampled_from([0.0, 0.05, 0.3, 0.5, 0.7, 1.0]),
+        width=st.sampled_from([1, 1, 2, 4]),
     ),
 )
 
 
 def replay(recording: Recording, costs: Costs) -> Replay:
-    return Replay(RecordedDrafts(recording.proposals, recording.ranking.best), costs)
+    return Replay(RecordedDrafts(recording.proposals, recording.ranking), costs)
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +149,7 @@ def test_what_another_machine_pays_changes_how_much_is_verified(recording: Recor
         (Draft(drafter="d"), "what 'd' drafts is not recorded; run jobs.record"),
         (Choice(drafters=("d",)), "what 'd' drafts is not recorded; run jobs.record"),
         (Suffix(), "a recording does not say what it drafts"),
+        (Draft(drafter="d", width=2), "alternatives or times that a recording does not hold"),
         (Choice(pace="adaptive"), "times that a recording does not hold"),
         (Ngram(exact=True), "times that a recording does not hold"),
     ],
@@ -172,3 +175,15 @@ def test_kept_proposals_are_those_of_their_recording(recording: Recording, tmp_p
         assert np.array_equal(kept, made)
     assert load_proposals(tmp_path, manifest.model_copy(update={"task": ToolCall(seed=1)})) is None
     assert found.bytes_per_token < 3000
+
+
+def test_trees_are_replayed_where_their_candidates_were_sent(recording: Recording) -> None:
+    """Fails if a sweep's worker lacks the candidates of trees, or ranks what it was not sent."""
+    drafts = RecordedDrafts(recording.proposals, recording.ranking)
+    sent = pickle.loads(pickle.dumps(drafts.for_others([Choice(width=2)])))
+    costs = costs_of(RISING)
+    wide = Choice(width=4, num_candidates=8)
+    (found,), (expected,) = Replay(sent, costs).of([wide]), Replay(drafts, costs).of([wide])
+    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+    with pytest.raises(RecordingError, match="candidates of 4 tokens ranked by prior were not sent along"):
+        Replay(sent, costs).of([Choice(width=2, block_length=4)])

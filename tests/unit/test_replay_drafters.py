@@ -42,6 +42,8 @@ METHODS: tuple[MethodSpec, ...] = (
     Choice(block_length=4, drafters=NAMES, gate=(2.5, 1.5)),
     Choice(block_length=6, drafters=NAMES, gate="cost"),
     Choice(num_candidates=2, drafters=("rash",), gate="cost"),
+    Choice(drafters=NAMES, width=3),
+    Choice(drafters=NAMES, width=4, gate=(1.0, 0.5), min_survival=0.2),
 )
 
 
@@ -122,8 +124,8 @@ def results() -> list[TrialResult]:
 
 def replay(recording: Recording, drafted: dict[str, Drafted], costs: Costs = COSTS, warm: bool = True) -> Replay:
     first = record([warm_up(REQUESTS[0])])
-    before = RecordedDrafts(first.proposals, first.ranking.best) if warm else None
-    return Replay(RecordedDrafts(recording.proposals, recording.ranking.best, drafted, before), costs)
+    before = RecordedDrafts(first.proposals, first.ranking) if warm else None
+    return Replay(RecordedDrafts(recording.proposals, recording.ranking, drafted, before), costs)
 
 
 def test_every_method_takes_the_steps_of_the_live_loop(

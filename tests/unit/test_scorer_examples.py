@@ -11,7 +11,7 @@ from choicespec.candidates.sets import Candidate, Features, Ranked
 from choicespec.candidates.sources import Store
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.stopping import StopRule
-from choicespec.drafters.choice import ChoiceDrafter, Survival
+from choicespec.drafters.choice import ChoiceDrafter, PriorRanker, Survival
 from choicespec.drafters.union import Weighed
 from choicespec.recordings import Recorded
 from choicespec.records import Proposal, Request
@@ -201,7 +201,7 @@ class Replay:
         self._cache = list(prompt_ids)
         return self._one.output_ids[0]
 
-    def verify(self, block_ids: Sequence[int]) -> list[int]:
+    def verify(self, block_ids: Sequence[int], parents: Sequence[int] = ()) -> list[int]:
         self._block = len(block_ids)
         own = []
         for token_id in block_ids:
@@ -210,6 +210,9 @@ class Replay:
             number = len(self._cache) - len(self._one.request.prompt_ids)
             own.append(outputs[number] if number < len(outputs) else NO_TOKEN)
         return own
+
+    def gather(self, places: Sequence[int]) -> None:
+        """Only chains are verified here."""
 
     def keep(self, num_tokens: int) -> None:
         del self._cache[len(self._cache) - self._block + num_tokens :]
@@ -221,7 +224,7 @@ class Replay:
         return state
 
 
-class Noting:
+class Noting(PriorRanker):
     """A ranker that takes the prior's choice and notes what it was shown."""
 
     def __init__(self, target: Replay) -> None:

@@ -63,6 +63,7 @@ def test_only_what_a_recording_tells_apart_is_replayed() -> None:
     assert parsed().search is not None
     for path, values, replayed in (
         ("method.block_length", [4, 8], True),
+        ("method.width", [1, 4], True),
         ("runtime.threads", [1, 2], False),
         ("method.pace", ["planned", "adaptive"], False),
         ("method.exact", [False, True], False),

@@ -227,9 +227,9 @@ def test_every_size_is_timed_behind_the_same_context(longest: int) -> None:
     seen: list[int] = []
 
     class Counting(TableTarget):
-        def verify(self, block_ids: Sequence[int]) -> list[int]:
+        def verify(self, block_ids: Sequence[int], parents: Sequence[int] = ()) -> list[int]:
             seen.append(len(self._cache))
-            return super().verify(block_ids)
+            return super().verify(block_ids, parents)
 
     measure_step_costs(Counting(), longest, context_tokens=8)
     assert set(seen) == {8}

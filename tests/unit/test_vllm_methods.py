@@ -99,6 +99,7 @@ DRAFT = Draft(drafter="d", num_draft_tokens=3)
         ({"target": "linear"}, Ngram(), "linear attention"),
         ({}, Ngram(exact=True), "leave them out, or use hf"),
         ({}, Choice(pace="adaptive"), "leave them out, or use hf"),
+        ({}, Choice(width=2), "verifies chains, not trees; leave width out, or use hf"),
         ({"dtype": "gguf"}, Ngram(), "set target.dtype: float32"),
         ({"quantization": "q4_0"}, Ngram(), "known: fp8, awq, nvfp4"),
         ({"quantization": "nvfp4"}, Ngram(), "needs a GPU, but gpus=0"),

@@ -1,8 +1,9 @@
 """A key-value cache that is written in place and rolled back by forgetting its tail.
 
-Shapes: B batch (always 1), G key-value heads, T tokens, C capacity in tokens, D head size.
+Shapes: B batch (always 1), G key-value heads, T tokens, C capacity in tokens, D head size, N places of a block.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,11 @@ class _RollbackLayer(CacheLayerMixin):
         self.keys = key_states.new_empty((*key_states.shape[:2], capacity, key_states.shape[-1]))
         self.values = value_states.new_empty((*value_states.shape[:2], capacity, value_states.shape[-1]))
 
+    def gather(self, start: int, places_N: torch.Tensor) -> None:
+        """Write the entries at ``start`` plus each place over those from ``start`` on."""
+        for entries in (self.keys, self.values):
+            entries[:, :, start : start + len(places_N)] = entries[:, :, start + places_N]
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
 
@@ -90,3 +96,12 @@ class RollbackCache(Cache):
                 layer.length = length
         if states:
             roll_back(states, length, self._rule)
+
+    def gather(self, start: int, places: Sequence[int]) -> None:
+        """Move the entries of some tokens of a block, which began at ``start``, to its front; only where
+        ``can_be_cut``."""
+        assert self.can_be_cut, "a tree is refused where a layer's state cannot follow one of its paths"
+        places_N = torch.tensor(places, device=self.layers[0].keys.device)
+        for layer in self.layers:
+            assert isinstance(layer, _RollbackLayer)
+            layer.gather(start, places_N)

@@ -1,6 +1,6 @@
 """A transformers causal language model as the loop's target.
 
-Shapes: T tokens of a block, V vocabulary, H hidden size.
+Shapes: T tokens of a block, C tokens in the cache and the block, V vocabulary, H hidden size.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ from choicespec.decoding.cache import RollbackCache
 from choicespec.decoding.rows_alone import RowsAlone
 from choicespec.decoding.sampling import greedy
 from choicespec.decoding.tap import Tap
+from choicespec.decoding.verification import depths
 
 
 class _PromptPass(NamedTuple):
@@ -35,14 +36,14 @@ class CausalLmTarget:
 
     Attributes:
         spared_ms: what the last prompt's pass would have taken that was not computed again.
-        choose: (T, V) logits, and the place in the text of the first token chosen, to T tokens; greedy unless set.
+        choose: (T, V) logits, and the place in the text of each token chosen, to T tokens; greedy unless set.
         exact: whether a block's tokens are computed one by one, as ``rows_alone`` does; not unless set.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._cache = RollbackCache(model)
-        self.choose: Callable[[torch.Tensor, int], list[int]] = greedy
+        self.choose: Callable[[torch.Tensor, Sequence[int]], list[int]] = greedy
         self.exact = False
         self._length = 0  # tokens in the cache before the block just verified
         self._watched: set[int] = set()
@@ -84,12 +85,22 @@ class CausalLmTarget:
         for tap in self._taps:
             tap.restart()
             tap.keep(self._hidden_TH, len(prompt_ids))
-        return self._chosen(prompt.logits_1V, len(prompt_ids))[0]
+        return self._chosen(prompt.logits_1V, [len(prompt_ids)])[0]
 
-    def verify(self, block_ids: Sequence[int]) -> list[int]:
-        """The target's own choice after each of the T tokens of a block."""
+    def verify(self, block_ids: Sequence[int], parents: Sequence[int] = ()) -> list[int]:
+        """The target's own choice after each of the T tokens of a block, a chain or a tree."""
         with self._rows_alone if self.exact else nullcontext():
-            return self._chosen(self._logits(block_ids, logits_to_keep=0), self._length + 1)
+            logits_TV = self._logits(block_ids, logits_to_keep=0, parents=parents)
+        after = depths(parents) if parents else range(len(block_ids))
+        return self._chosen(logits_TV, [self._length + 1 + depth for depth in after])
+
+    def gather(self, places: Sequence[int]) -> None:
+        """Move some tokens of the block just verified to its front: their cache entries and hidden states."""
+        if list(places) == list(range(len(places))):
+            return
+        with torch.inference_mode():
+            self._cache.gather(self._length, places)
+        self._hidden_TH = {layer: states_TH[list(places)] for layer, states_TH in self._hidden_TH.items()}
 
     def keep(self, num_tokens: int) -> None:
         """Roll back to the first ``num_tokens`` tokens of the block."""
@@ -158,17 +169,39 @@ class CausalLmTarget:
         logits_1V = self._logits(prompt_ids, logits_to_keep=1)
         return _PromptPass(tuple(prompt_ids), logits_1V, dict(self._hidden_TH), (perf_counter() - started) * 1e3)
 
-    def _logits(self, token_ids: Sequence[int], logits_to_keep: int) -> torch.Tensor:
+    def _logits(self, token_ids: Sequence[int], logits_to_keep: int, parents: Sequence[int] = ()) -> torch.Tensor:
         with torch.inference_mode():
             output = self._model(
-                self._tensor(token_ids), past_key_values=self._cache, use_cache=True, logits_to_keep=logits_to_keep
+                self._tensor(token_ids),
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=logits_to_keep,
+                **self._tree(parents),
             )
         logits_TV: torch.Tensor = output.logits[0]
         return logits_TV
 
-    def _chosen(self, logits_TV: torch.Tensor, position: int) -> list[int]:
+    def _tree(self, parents: Sequence[int]) -> dict[str, torch.Tensor]:
+        """What the model is told of a tree: each token's position, by its depth, and whom it sees.
+
+        The mask is additive, which every kind of attention takes; of a block that is a chain the model makes its own.
+        """
+        if not parents:
+            return {}
+        sees_TT = torch.eye(len(parents) + 1, dtype=torch.bool)
+        for place, parent in enumerate(parents, start=1):
+            sees_TT[place] |= sees_TT[parent]
+        mask_TC = torch.zeros(len(sees_TT), self._length + len(sees_TT), dtype=self.dtype)
+        mask_TC[:, self._length :].masked_fill_(~sees_TT, torch.finfo(self.dtype).min)
+        positions_T = self._length + torch.tensor(depths(parents))
+        return {
+            "attention_mask": mask_TC[None, None].to(self.device),
+            "position_ids": positions_T[None].to(self.device),
+        }
+
+    def _chosen(self, logits_TV: torch.Tensor, positions: Sequence[int]) -> list[int]:
         with torch.inference_mode():
-            return self.choose(logits_TV, position)
+            return self.choose(logits_TV, positions)
 
     def _tensor(self, token_ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor([token_ids], dtype=torch.long, device=self._model.device)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.stopping import StopRule
-from choicespec.decoding.target import Target
-from choicespec.decoding.verification import count_accepted
+from choicespec.decoding.target import TreeTarget
+from choicespec.decoding.verification import accepted_path
 from choicespec.records import FinishReason, Request, Step, Trace
 
 
@@ -20,7 +20,7 @@ class Block(NamedTuple):
     elapsed_ms: float
 
 
-def decode(target: Target, proposer: Proposer, request: Request, stop: StopRule) -> Iterator[Block]:
+def decode(target: TreeTarget, proposer: Proposer, request: Request, stop: StopRule) -> Iterator[Block]:
     """Decode a request by the target's own choices, a verified block at a time; the output equals plain decoding's."""
     started = perf_counter()
     first, finish = stop.cut((), (target.prefill(request.prompt_ids),))
@@ -34,16 +34,18 @@ def decode(target: Target, proposer: Proposer, request: Request, stop: StopRule)
         output_ids = token_ids[len(request.prompt_ids) :]
         draft = proposer.propose(token_ids, request.max_new_tokens - len(output_ids) - 1)
         proposed = perf_counter()
-        own_ids = target.verify((token_ids[-1], *draft.token_ids))
+        own_ids = target.verify((token_ids[-1], *draft.token_ids), draft.parents)
         verified = perf_counter()
-        accepted = count_accepted(draft.token_ids, own_ids)
-        target.keep(accepted + 1)
-        kept, finish = stop.cut(output_ids, own_ids[: accepted + 1])
+        path = accepted_path(draft, own_ids)
+        if draft.parents:
+            target.gather(path)
+        target.keep(len(path))
+        kept, finish = stop.cut(output_ids, [own_ids[place] for place in path])
         token_ids += kept
         ended = perf_counter()
         step = Step(
             proposed=len(draft.token_ids),
-            accepted=min(accepted, len(kept)),
+            accepted=min(len(path) - 1, len(kept)),
             source=draft.source,
             propose_ms=(proposed - started) * 1e3,
             verify_ms=(ended - proposed) * 1e3,

@@ -10,13 +10,14 @@ Shapes: T tokens of a block, V vocabulary.
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 
 from choicespec.records import Sampling
 
 
-def greedy(logits_TV: torch.Tensor, position: int) -> list[int]:
+def greedy(logits_TV: torch.Tensor, positions: Sequence[int]) -> list[int]:
     """The likeliest token of each row."""
     own_ids: list[int] = logits_TV.argmax(dim=-1).tolist()
     return own_ids
@@ -28,14 +29,12 @@ class Sampler:
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
 
-    def __call__(self, logits_TV: torch.Tensor, position: int) -> list[int]:
-        """One token a row; row t is for the place ``position + t`` of the text."""
+    def __call__(self, logits_TV: torch.Tensor, positions: Sequence[int]) -> list[int]:
+        """One token a row, each for a place of the text; on a tree, several may be for the same."""
         scaled_TV = logits_TV.double() / self._sampling.temperature
         log_p_TV = _nucleus(scaled_TV, self._sampling.top_p)
-        log_race_TV = torch.stack(
-            [self._log_exponentials(position + t, log_p_TV.shape[-1]) for t in range(len(log_p_TV))]
-        )
-        return greedy(log_p_TV - log_race_TV.to(log_p_TV.device), position)
+        log_race_TV = torch.stack([self._log_exponentials(position, log_p_TV.shape[-1]) for position in positions])
+        return greedy(log_p_TV - log_race_TV.to(log_p_TV.device), positions)
 
     def _log_exponentials(self, position: int, size: int) -> torch.Tensor:
         """(V,) logarithms of exponential variables that belong to one place of the text."""

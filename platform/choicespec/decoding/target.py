@@ -22,3 +22,20 @@ class Target(Protocol):
     def keep(self, num_tokens: int) -> None:
         """Roll the cache back to the first ``num_tokens`` tokens of the block just verified."""
         ...
+
+
+class TreeTarget(Target, Protocol):
+    """A target that verifies trees as well."""
+
+    def verify(self, block_ids: Sequence[int], parents: Sequence[int] = ()) -> list[int]:
+        """See ``Target.verify``.
+
+        Args:
+            block_ids: the anchor, and the draft after it.
+            parents: see ``Proposal.parents``; a token of a tree sees its ancestors, and nothing else of the block.
+        """
+        ...
+
+    def gather(self, places: Sequence[int]) -> None:
+        """Move some tokens of the block just verified to its front, in this order, as if it had begun with them."""
+        ...

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from copy import copy
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sets import Candidate, Ranked
 from choicespec.decoding.step_cost import Costs, best_length
-from choicespec.drafters.union import CalledDrafter, Payoff, Weighed, improve
+from choicespec.drafters.tree import DraftTree
+from choicespec.drafters.union import CalledDrafter, Join, Payoff, Weighed, better, improve
 from choicespec.records import Proposal, Request
 
 REMEMBERED = 0.95  # of the running rate, a step
@@ -22,6 +23,10 @@ class Ranker(Protocol):
         """The choice among one or more candidates, best prior first, that follow the anchor."""
         ...
 
+    def every(self, candidates: Sequence[Candidate], anchor: int) -> list[Ranked]:
+        """All of them, in their order."""
+        ...
+
 
 class PriorRanker:
     """Chooses what the prior ranks first."""
@@ -29,6 +34,10 @@ class PriorRanker:
     def best(self, candidates: Sequence[Candidate], anchor: int) -> Ranked:
         """See ``Ranker.best``."""
         return Ranked(candidates[0], candidates[0].survival)
+
+    def every(self, candidates: Sequence[Candidate], anchor: int) -> list[Ranked]:
+        """See ``Ranker.every``."""
+        return [Ranked(candidate, candidate.survival) for candidate in candidates]
 
 
 class Survival:
@@ -80,8 +89,16 @@ class ByCost:
         self._ms = REMEMBERED * self._ms + self._costs.of(chosen.length + 1) + drafting_ms
 
 
+class _Start(NamedTuple):
+    """A step before drafters are called: what is best so far, how it is joined with a draft, and what ranking took."""
+
+    best: Weighed
+    join: Join
+    score_ms: float
+
+
 class ChoiceDrafter:
-    """Proposes the best of a finite set, and of the drafts of drafters beside it, as far as verifying it pays.
+    """Proposes the best of a finite set and of the drafts of drafters beside it, or a tree of all, as far as it pays.
 
     Args:
         candidates: the sets.
@@ -89,6 +106,7 @@ class ChoiceDrafter:
         payoff: weighs the chosen candidate and the drafts.
         block_length: the most tokens that a drafter is asked for.
         drafters: those beside the set, each behind its gate.
+        width: the most branches of a tree; 1 proposes chains.
     """
 
     def __init__(
@@ -98,13 +116,15 @@ class ChoiceDrafter:
         payoff: Payoff,
         block_length: int,
         drafters: Sequence[CalledDrafter] = (),
+        width: int = 1,
     ) -> None:
         self._candidates, self._ranker, self._payoff = candidates, ranker, payoff
-        self._block_length, self._drafters = block_length, drafters
+        self._block_length, self._drafters, self._width = block_length, drafters, width
 
     def beside(self) -> "ChoiceDrafter":
         """One for a request that runs beside others: what is learnt is shared. Without drafters, which follow one."""
         assert not self._drafters, "a runtime that runs requests side by side refuses them"
+        assert self._width == 1, "it refuses trees as well"
         return ChoiceDrafter(self._candidates.beside(), self._ranker, copy(self._payoff), self._block_length)
 
     def begin(self, request: Request) -> None:
@@ -116,16 +136,12 @@ class ChoiceDrafter:
 
     def propose(self, token_ids: Sequence[int], limit: int) -> Proposal:
         """The best draft's first tokens, or nothing where there is none or none pays."""
-        best, score_ms = self._best_candidate(token_ids, limit)
+        best, join, score_ms = self._start(token_ids, limit)
         drafting_ms = 0.0
         if limit > 0:
-            best, drafting_ms = improve(best, self._drafters, token_ids, min(limit, self._block_length))
+            best, drafting_ms = improve(best, self._drafters, token_ids, min(limit, self._block_length), join)
         self._payoff.take(best, drafting_ms)
-        if not best.length:
-            return Proposal((), "", score_ms=score_ms)
-        survival = best.survival[: best.length]
-        given = tuple(after / before if before else 0.0 for before, after in pairwise([1.0, *survival]))
-        return Proposal(tuple(best.token_ids[: best.length]), best.source, given, score_ms)
+        return proposal_of(best, score_ms)
 
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:
         """Keep the output for later requests; the same request never sees its own."""
@@ -133,12 +149,38 @@ class ChoiceDrafter:
         for drafter in self._drafters:
             drafter.finish(request, output_ids)
 
-    def _best_candidate(self, token_ids: Sequence[int], limit: int) -> tuple[Weighed, float]:
-        """The ranker's choice, weighed, and what ranking took in ms; an empty draft where there is no candidate."""
+    def _start(self, token_ids: Sequence[int], limit: int) -> _Start:
+        """The ranker's choice, or a tree of all that it ranks; an empty draft where there is no candidate."""
         found = self._candidates.candidates(token_ids, limit)
+        if self._width > 1:
+            return self._tree(found, token_ids)
         if not found:
-            return self._payoff.weigh((), "", ()), 0.0
+            return _Start(self._payoff.weigh((), "", ()), better, 0.0)
         started = perf_counter()
         candidate, survival = self._ranker.best(found, token_ids[-1])
         score_ms = (perf_counter() - started) * 1e3
-        return self._payoff.weigh(candidate.token_ids, candidate.source, survival), score_ms
+        return _Start(self._payoff.weigh(candidate.token_ids, candidate.source, survival), better, score_ms)
+
+    def _tree(self, found: Sequence[Candidate], token_ids: Sequence[int]) -> _Start:
+        """All candidates as one draft, to which drafters' drafts are joined."""
+        tree = DraftTree(self._payoff, self._width)
+        if not found:
+            return _Start(tree.weighed(), tree.join, 0.0)
+        started = perf_counter()
+        for candidate, survival in self._ranker.every(found, token_ids[-1]):
+            tree.add(candidate.token_ids, candidate.source, survival)
+        return _Start(tree.weighed(), tree.join, (perf_counter() - started) * 1e3)
+
+
+def proposal_of(best: Weighed, score_ms: float = 0.0) -> Proposal:
+    """What is verified of a draft; a tree of one branch is a chain."""
+    if not best.length:
+        return Proposal((), "", score_ms=score_ms)
+    chain = tuple(range(best.length))
+    parents = tuple(best.parents[: best.length]) or chain
+    survival = best.survival[: best.length]
+    reached = [1.0, *survival]  # by place in the block
+    pairs = zip(survival, parents, strict=True)
+    given = tuple(after / reached[parent] if reached[parent] else 0.0 for after, parent in pairs)
+    branching = () if parents == chain else parents
+    return Proposal(tuple(best.token_ids[: best.length]), best.source, given, score_ms, branching)

@@ -112,9 +112,18 @@ class DFlashDrafter:
         if count <= 0:
             return _NOTHING
         with torch.inference_mode():
-            self._take_in()
-            ids, probabilities = self._draft(token_ids[-1])
+            hidden_KH = self._drafted(token_ids[-1])
+            ids, probabilities = self._net.choose(hidden_KH, self._target.lm_head, token_ids[-1])
         return Proposal(tuple(ids[:count]), self._source, tuple(probabilities[:count]))
+
+    def marginals(self, token_ids: Sequence[int], limit: int, most: int) -> list[list[tuple[int, float]]]:
+        """See ``BlockDrafter.marginals``; of DFlash alone."""
+        if limit <= 0:
+            return []
+        with torch.inference_mode():
+            hidden_KH = self._drafted(token_ids[-1])
+            ids_KM, probabilities_KM = self._net.likely(hidden_KH[:limit], self._target.lm_head, most)
+        return [list(zip(*place, strict=True)) for place in zip(ids_KM, probabilities_KM, strict=True)]
 
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:
         """Nothing to learn."""
@@ -125,15 +134,16 @@ class DFlashDrafter:
         self._net.write_context(tapped_TF, self._positions(self._context, end), self._cache)
         self._context = end
 
-    def _draft(self, anchor: int) -> tuple[list[int], list[float]]:
+    def _drafted(self, anchor: int) -> torch.Tensor:
+        """The (K, H) states at the drafted places, once all is taken in that the target has kept."""
+        self._take_in()
         block = [anchor, *self._masks]
         positions_C = self._positions(0, self._context + len(block))
         positions_Q = positions_C[self._context :]
         masks = self._net.masks(positions_Q, positions_C)
-        hidden_QH = self._net(self._target.embed(block), positions_Q, masks, self._cache)
+        hidden_QH: torch.Tensor = self._net(self._target.embed(block), positions_Q, masks, self._cache)
         self._cache.keep(self._context)
-        hidden_KH = hidden_QH[1 : self._num_draft_tokens + 1]
-        return self._net.choose(hidden_KH, self._target.lm_head, anchor)
+        return hidden_QH[1 : self._num_draft_tokens + 1]
 
     def _positions(self, start: int, end: int) -> torch.Tensor:
         return torch.arange(start, end, device=self._target.device)

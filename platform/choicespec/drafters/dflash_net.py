@@ -27,7 +27,7 @@ from choicespec.drafters.checkpoint import (
     layer_config,
     read_config,
 )
-from choicespec.drafters.head import DraftHead, LmHead, most_likely
+from choicespec.drafters.head import DraftHead, LmHead, likeliest, most_likely
 from choicespec.errors import CheckpointError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -134,6 +134,10 @@ class DFlashNet(torch.nn.Module):
             anchor: the token before them.
         """
         return most_likely(self.logits(hidden_KH, lm_head), self.own)
+
+    def likely(self, hidden_KH: torch.Tensor, lm_head: LmHead, most: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The likeliest tokens of each place, and their probabilities; see ``choose``."""
+        return likeliest(self.logits(hidden_KH, lm_head), self.own, most)
 
     def logits(self, hidden_KH: torch.Tensor, lm_head: LmHead) -> torch.Tensor:
         """(K, V) as the drafter means them, in float32; over its own tokens, where it has some of them only."""

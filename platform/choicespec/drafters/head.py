@@ -47,3 +47,10 @@ def most_likely(logits_KD: torch.Tensor, own: DraftHead | None) -> tuple[list[in
     probabilities_K, ids_K = logits_KD.float().softmax(dim=-1).max(dim=-1)
     ids_K = ids_K if own is None else own.target_ids(ids_K)
     return ids_K.tolist(), probabilities_K.tolist()
+
+
+def likeliest(logits_KD: torch.Tensor, own: DraftHead | None, most: int) -> tuple[list[list[int]], list[list[float]]]:
+    """The most likely tokens of each place, likeliest first, by their ids in the target, and their probabilities."""
+    probabilities_KM, ids_KM = logits_KD.float().softmax(dim=-1).topk(min(most, logits_KD.shape[-1]), dim=-1)
+    ids_KM = ids_KM if own is None else own.target_ids(ids_KM)
+    return ids_KM.tolist(), probabilities_KM.tolist()

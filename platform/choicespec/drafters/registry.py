@@ -3,17 +3,18 @@
 import importlib
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from choicespec.candidates.request import RequestCandidates, repository_of
 from choicespec.candidates.sources import Store
 from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.step_cost import Costs, LiveCosts
 from choicespec.drafters.choice import ByCost, ChoiceDrafter, PriorRanker, Ranker, Survival
+from choicespec.drafters.marginals import BlockDrafter, MarginalDrafter
 from choicespec.drafters.paced import PacedDrafter
 from choicespec.drafters.union import Below, ByGain, CalledDrafter, Gate, Payoff, always
 from choicespec.records import Document, Step
-from choicespec.spec.method import Choice, Draft, MethodSpec, is_adaptive
+from choicespec.spec.method import Choice, Draft, MethodSpec, is_adaptive, is_tree
 
 PROPOSERS = {
     "autoregressive": "choicespec.drafters.autoregressive:AutoregressiveDrafter",
@@ -86,7 +87,11 @@ class Proposers:
     def _planned(self, method: MethodSpec, costs: Costs | None) -> Proposer:
         """The proposer itself; where the costs are given, it leaves it to others how much of a draft is verified."""
         if isinstance(method, Draft):
-            return self._target.drafter(method)
+            drafter = self._target.drafter(method)
+            if not is_tree(method):
+                return drafter
+            payoff = ByCost(self._target.step_costs(method))
+            return MarginalDrafter(cast(BlockDrafter, drafter), payoff, method.drafter, method.width)
         if isinstance(method, Choice):
             return self._choice(method, costs)
         proposer: Proposer = made_on_use(PROPOSERS[method.kind])(method)
@@ -103,7 +108,7 @@ class Proposers:
             CalledDrafter(draft.drafter, self.of(draft), payoff, gate)
             for draft, gate in zip(method.calls, gates_of(method, payoff), strict=True)
         ]
-        return ChoiceDrafter(candidates, ranker, payoff, method.block_length, drafters)
+        return ChoiceDrafter(candidates, ranker, payoff, method.block_length, drafters, method.width)
 
     @cached_property
     def _repository(self) -> Store:

@@ -27,10 +27,11 @@ class Weighed(NamedTuple):
     Attributes:
         token_ids: all of its tokens.
         source: who proposes it.
-        survival: the probability that each prefix is accepted, shortest first.
-        length: how many of its tokens are worth verifying.
+        survival: the probability that each of them is accepted: of a chain, that each prefix is, shortest first.
+        length: how many of its tokens, from the first on, are worth verifying.
         gain: tokens that a step with so many of them is expected to yield, less what its time is worth in tokens; to
             be compared with other drafts of the same step.
+        parents: see ``Proposal.parents``.
     """
 
     token_ids: Sequence[int]
@@ -38,6 +39,7 @@ class Weighed(NamedTuple):
     survival: Sequence[float]
     length: int
     gain: float
+    parents: Sequence[int] = ()
 
     @property
     def expected_accepted(self) -> float:
@@ -154,6 +156,7 @@ class CalledDrafter:
 
 
 Gate = Callable[[CalledDrafter, Weighed], float]
+Join = Callable[[Weighed, Weighed], Weighed]
 
 
 def always(drafter: CalledDrafter, best: Weighed) -> float:
@@ -194,13 +197,21 @@ class Improved(NamedTuple):
     drafting_ms: float
 
 
-def improve(best: Weighed, drafters: Sequence[CalledDrafter], token_ids: Sequence[int], limit: int) -> Improved:
+def better(best: Weighed, drafted: Weighed) -> Weighed:
+    """Of two drafts, the one that gains more."""
+    return max(best, drafted, key=attrgetter("gain"))
+
+
+def improve(
+    best: Weighed, drafters: Sequence[CalledDrafter], token_ids: Sequence[int], limit: int, join: Join = better
+) -> Improved:
     """Call the most promising drafter, as long as one promises anything.
 
     Args:
         best: the set's best candidate, or an empty draft.
         drafters: the first one among equals is called first.
         token_ids, limit: as ``Proposer.propose`` takes them.
+        join: what becomes of the best so far and one more draft.
     """
     waiting, drafting_ms = list(drafters), 0.0
     while waiting:
@@ -208,7 +219,7 @@ def improve(best: Weighed, drafters: Sequence[CalledDrafter], token_ids: Sequenc
         if max(promises) <= 0:
             break
         drafter = waiting.pop(promises.index(max(promises)))
-        best = max(best, drafter.draft(token_ids, limit), key=attrgetter("gain"))
+        best = join(best, drafter.draft(token_ids, limit))
         drafting_ms += drafter.calls_ms[-1]
     for drafter in waiting:
         drafter.idle_steps += 1

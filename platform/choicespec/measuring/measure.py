@@ -13,7 +13,7 @@ from choicespec.measuring.race import beaten
 from choicespec.records import Divergence, Measurement, Request, Trace
 from choicespec.runtimes.runtime import Runtime
 from choicespec.spec.experiment import TrialSpec
-from choicespec.spec.method import Autoregressive
+from choicespec.spec.method import Autoregressive, is_tree
 from choicespec.tasks.prompts import Prompts
 
 _WARM_UP_TOKENS = 8
@@ -125,7 +125,7 @@ def summarise(
         baseline_tokens_per_s=ratio_of_sums(baseline_tokens, baseline_ms, scale=1e3),
         speedup=ratio_of_ratios(tokens, elapsed_ms, baseline_tokens, baseline_ms),
         accepted_per_step=ratio_of_sums(accepted, steps),
-        acceptance_by_position=_acceptance_by_position(traces) if runtime.knows_steps else (),
+        acceptance_by_position=() if is_tree(trial.method) or not runtime.knows_steps else _by_position(traces),
         match=share(len(traces) - len(divergences), len(traces)),
         prefill_ms=ratio_of_sums([t.prefill_ms for t in traces], [1.0] * len(traces)),
         propose_share=propose_ms / sum(elapsed_ms) if sum(elapsed_ms) else 0.0,
@@ -138,7 +138,7 @@ def summarise(
     )
 
 
-def _acceptance_by_position(traces: Sequence[Trace]) -> tuple[float, ...]:
+def _by_position(traces: Sequence[Trace]) -> tuple[float, ...]:
     steps = [step for trace in traces for step in trace.steps]
     longest = max((step.proposed for step in steps), default=0)
     kept = [sum(step.accepted >= position for step in steps) for position in range(1, longest + 1)]

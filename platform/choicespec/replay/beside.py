@@ -1,21 +1,29 @@
-"""Drafters beside a candidate set, replayed: unions and hybrids.
+"""Drafters beside a candidate set, and trees, replayed.
 
-What such a method does at a step depends on what its drafters were worth in the steps before, so that it is walked a
-step at a time, by the objects of the live loop. Where it decides by time, a drafter takes what was measured of it on
-average; live, each call's own time decides, so that steps may differ there.
+What a union or a hybrid does at a step depends on what its drafters were worth in the steps before, and a tree is more
+than a row of numbers, so that they are walked a step at a time, by the objects of the live loop. Where a method decides
+by time, a drafter takes what was measured of it on average; live, each call's own time decides, so that steps may
+differ there.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
-from choicespec.decoding.verification import count_accepted
+import numpy as np
+
+from choicespec.decoding.verification import accepted_path, depths
+from choicespec.drafters.choice import proposal_of
 from choicespec.drafters.registry import gates_of, payoff_of
-from choicespec.drafters.union import CalledDrafter, Payoff, improve
+from choicespec.drafters.tree import DraftTree
+from choicespec.drafters.union import CalledDrafter, Payoff, Weighed, better, improve
 from choicespec.measuring.cost import Costs, ProposerCost
 from choicespec.records import Proposal, Request
 from choicespec.replay.drafted import Drafted, shortened
 from choicespec.replay.drafts import RecordedDrafts
-from choicespec.spec.method import Choice
+from choicespec.replay.ranking import EveryCandidate
+from choicespec.spec.method import Autoregressive, Choice, is_tree
+
+_NO_TOKEN = -1
 
 
 class Taken(NamedTuple):
@@ -58,7 +66,8 @@ class _RecordedDrafter:
 
 
 class _Lists(NamedTuple):
-    """Of each position: see ``Proposals`` and, of the best candidate, ``Drafts``; arrays are slow number by number."""
+    """Of each position: see ``Proposals`` and, of the best candidate, ``Drafts``; arrays are slow number by number. A
+    tree has no best candidate, and its candidates beside."""
 
     limits: list[int]
     anchors: list[int]
@@ -70,16 +79,17 @@ class _Lists(NamedTuple):
     @classmethod
     def of(cls, drafts: RecordedDrafts, method: Choice) -> Self:
         proposals = drafts.proposals
-        best = drafts.of(method.model_copy(update={"drafters": (), "gate": None}))
+        alone = method.model_copy(update={"drafters": (), "gate": None})
+        best = drafts.of(Autoregressive() if is_tree(method) else alone)
         arrays = (proposals.limits, proposals.anchors, proposals.following, best.lengths, best.accepted, best.survival)
         return cls(*(array.tolist() for array in arrays))
 
 
 class Beside:
-    """One method with drafters, on one recording.
+    """One method with drafters, or of trees, on one recording.
 
     Args:
-        method: with drafters.
+        method: of either.
         drafts: of the recording.
         costs: of the pair.
 
@@ -89,6 +99,7 @@ class Beside:
 
     def __init__(self, method: Choice, drafts: RecordedDrafts, costs: Costs) -> None:
         self._method, self._drafts = method, drafts
+        self._every: EveryCandidate | None = None  # of trees, once they are walked
         self._payoff: Payoff = payoff_of(method, lambda: costs.step_costs)
         clock = _Clock()
         self._recorded = [
@@ -109,6 +120,7 @@ class Beside:
     def _walk(self, drafts: RecordedDrafts) -> list[list[Taken]]:
         ends = drafts.proposals.ends.tolist()
         lists = _Lists.of(drafts, self._method)
+        self._every = drafts.every(self._method) if is_tree(self._method) else None
         return [self._request(lists, start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
     def _request(self, lists: "_Lists", start: int, end: int) -> list[Taken]:
@@ -129,13 +141,34 @@ class Beside:
         return steps
 
     def _step(self, lists: "_Lists", position: int, token_ids: Sequence[int]) -> Taken:
-        survival = lists.survival[position][: lists.lengths[position]]
-        chosen, drafting_ms = self._payoff.weigh((), "", survival), 0.0
-        limit = min(lists.limits[position], self._method.block_length)
+        if self._every is not None:
+            tree = self._tree(self._every, position)
+            chosen, join = tree.weighed(), tree.join
+        else:
+            survival = lists.survival[position][: lists.lengths[position]]
+            chosen, join = self._payoff.weigh((), "", survival), better
+        drafting_ms, limit = 0.0, min(lists.limits[position], self._method.block_length)
         if limit > 0:
-            chosen, drafting_ms = improve(chosen, self._called, token_ids, limit)
+            chosen, drafting_ms = improve(chosen, self._called, token_ids, limit, join)
         self._payoff.take(chosen, drafting_ms)
         accepted = lists.accepted[position]
         if chosen.source:
-            accepted = count_accepted(chosen.token_ids, lists.following[position])
+            accepted = _accepted(chosen, lists.following[position])
         return Taken(position, chosen.length, min(chosen.length, accepted), drafting_ms)
+
+    def _tree(self, every: EveryCandidate, position: int) -> DraftTree:
+        """The candidates at a position as one."""
+        tree = DraftTree(self._payoff, self._method.width)
+        count = min(self._method.num_candidates, int(np.count_nonzero(every.lengths[position])))
+        columns = (every.token_ids, every.survival, every.lengths)
+        for token_ids, survival, length in zip(*(array[position, :count].tolist() for array in columns), strict=True):
+            tree.add(token_ids[:length], "candidates", survival[:length])
+        return tree
+
+
+def _accepted(chosen: Weighed, following: Sequence[int]) -> int:
+    """Tokens of what is verified that the target goes on to say; beyond what was recorded, none."""
+    draft = proposal_of(chosen)
+    said = [*following, *[_NO_TOKEN] * (len(draft.token_ids) + 1)]
+    places = depths(draft.parents) if draft.parents else range(len(draft.token_ids) + 1)
+    return len(accepted_path(draft, [said[place] for place in places])) - 1

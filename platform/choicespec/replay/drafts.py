@@ -3,7 +3,7 @@
 Shapes: P positions, S suffix sizes 1..S of prompt lookup.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,8 @@ from choicespec.candidates.sets import MOST_VOTES
 from choicespec.errors import RecordingError
 from choicespec.replay.drafted import Drafted
 from choicespec.replay.proposals import RECORDED_BLOCK, RECORDED_SUFFIX, Proposals
-from choicespec.replay.ranking import Drafts, Selection
-from choicespec.spec.method import NOT_RECORDED, Autoregressive, Choice, Draft, MethodSpec, Ngram, decided_live
-
-Best = Callable[[Selection, int], Sequence[Drafts]]  # ``Ranking.best``
+from choicespec.replay.ranking import Drafts, EveryCandidate, Ranking, Selection
+from choicespec.spec.method import NOT_RECORDED, Autoregressive, Choice, Draft, MethodSpec, Ngram, decided_live, is_tree
 
 
 class RecordedDrafts:
@@ -23,7 +21,7 @@ class RecordedDrafts:
 
     Args:
         proposals: of the recording.
-        best: ranks its candidate sets.
+        ranking: of its candidate sets; None where they were ranked elsewhere.
         drafted: what the pair's drafters draft, by name.
         warm_up: the same of what is decoded before the first request, for methods that learn from it how right their
             drafters are.
@@ -32,13 +30,14 @@ class RecordedDrafts:
     def __init__(
         self,
         proposals: Proposals,
-        best: Best,
+        ranking: Ranking | None,
         drafted: Mapping[str, Drafted] | None = None,
         warm_up: "RecordedDrafts | None" = None,
     ) -> None:
-        self.proposals, self._best, self.warm_up = proposals, best, warm_up
+        self.proposals, self._ranking, self.warm_up = proposals, ranking, warm_up
         self._drafted = drafted or {}
         self._ranked: dict[tuple[Selection, int], Sequence[Drafts]] = {}
+        self._every: dict[tuple[Selection, int], EveryCandidate] = {}
 
     def of(self, method: MethodSpec) -> Drafts:
         """What a method drafts.
@@ -55,7 +54,7 @@ class RecordedDrafts:
             return self._ngram(method)
         if isinstance(method, Draft):
             return self._draft(method)
-        if isinstance(method, Choice) and not method.drafters:
+        if isinstance(method, Choice) and not method.drafters and not is_tree(method):
             return self._choice(method)
         raise RecordingError(f"{method.label}: a recording does not say what it drafts; leave it out of the replay")
 
@@ -71,14 +70,29 @@ class RecordedDrafts:
         _check(method, "num_draft_tokens", method.num_draft_tokens, found.token_ids.shape[1])
         return found
 
+    def every(self, method: Choice) -> EveryCandidate:
+        """The candidates that a method which verifies trees sees.
+
+        Raises:
+            RecordingError: candidates of that length are not recorded.
+        """
+        _check(method, "block_length", method.block_length, RECORDED_BLOCK)
+        key = method.selection, method.block_length
+        if key not in self._every:
+            self._every[key] = self._ranked_by(method).every(*key)
+        return self._every[key]
+
     def for_others(self, methods: Iterable[MethodSpec]) -> "RecordedDrafts":
         """The same to send to another process, which can replay these methods and no other ranking."""
         known = list(methods)
         for method in known:
-            self.of(method)
+            if isinstance(method, Choice) and is_tree(method):
+                self.every(method)
+            else:
+                self.of(method)
         warm_up = self.warm_up.for_others(known) if self.warm_up is not None else None
-        found = RecordedDrafts(self.proposals, _not_sent, self._drafted, warm_up)
-        found._ranked = self._ranked
+        found = RecordedDrafts(self.proposals, None, self._drafted, warm_up)
+        found._ranked, found._every = self._ranked, self._every
         return found
 
     def _draft(self, method: Draft) -> Drafts:
@@ -99,17 +113,20 @@ class RecordedDrafts:
         _check(method, "block_length", method.block_length, RECORDED_BLOCK)
         key = method.selection, method.block_length
         if key not in self._ranked:
-            self._ranked[key] = self._best(*key)
+            self._ranked[key] = self._ranked_by(method).best(*key)
         return self._ranked[key][min(method.num_candidates, MOST_VOTES) - 1]
+
+    def _ranked_by(self, method: Choice) -> Ranking:
+        if self._ranking is None:
+            raise RecordingError(
+                f"candidates of {method.block_length} tokens ranked by {method.selection} were not sent along"
+            )
+        return self._ranking
 
 
 def _unweighed(lengths_P: NDArray[np.int16]) -> NDArray[np.float64]:
     """The survival of drafts that are verified whole, whatever is thought of them."""
     return np.empty((len(lengths_P), 0))
-
-
-def _not_sent(selection: Selection, block_length: int) -> Sequence[Drafts]:
-    raise RecordingError(f"candidates of {block_length} tokens ranked by {selection} were not sent along")
 
 
 def _check(method: MethodSpec, what: str, asked: int, most: int) -> None:

@@ -39,13 +39,27 @@ class Drafts(NamedTuple):
     survival: NDArray[np.float64]
 
 
+class EveryCandidate(NamedTuple):
+    """The candidate sets of one L, best prior first, as a method sees them that verifies several candidates at once.
+
+    Attributes:
+        token_ids: (P, N, L) padded.
+        lengths: (P, N) tokens of each candidate; 0 where there is none.
+        survival: (P, N, L) the probability that each prefix is accepted; any number beyond the candidate.
+    """
+
+    token_ids: NDArray[np.int32]
+    lengths: NDArray[np.int8]
+    survival: NDArray[np.float64]
+
+
 class _Sets(NamedTuple):
     """The candidate sets of one L.
 
     Attributes:
         arrays: the candidates, best prior first.
         accepted: (P, N) tokens of each candidate that the target accepts.
-        prior: (P, L) the prior's survival of the first candidate.
+        prior: (P, N, L) the prior's survival.
     """
 
     arrays: SetArrays
@@ -74,22 +88,29 @@ class Ranking:
         """
         if selection == "scorer":
             return self._scored(block_length)
-        arrays, accepted_PN, prior_PL = self._sets(block_length)
+        arrays, accepted_PN, prior_PNL = self._sets(block_length)
         if selection == "oracle":
             return [_certain(best_P) for best_P in np.maximum.accumulate(accepted_PN, axis=1).T]
-        return [Drafts(arrays.lengths[:, 0].astype(np.int16), accepted_PN[:, 0], prior_PL)] * MOST_VOTES
+        return [Drafts(arrays.lengths[:, 0].astype(np.int16), accepted_PN[:, 0], prior_PNL[:, 0])] * MOST_VOTES
+
+    def every(self, selection: Selection, block_length: int) -> EveryCandidate:
+        """All candidates, by the prior or the scorer.
+
+        Raises:
+            RecordingError: the scorer does not judge candidates of this length.
+        """
+        arrays, _, prior_PNL = self._sets(block_length)
+        if selection == "scorer":
+            return EveryCandidate(
+                arrays.token_ids, arrays.lengths, self._survivals(block_length).numpy().astype(np.float64)
+            )
+        return EveryCandidate(arrays.token_ids, arrays.lengths, prior_PNL)
 
     def _scored(self, block_length: int) -> list[Drafts]:
         """The candidate of the largest expected accepted length, as ``scorer.ranker``."""
-        net, manifest = self._scorer()
-        if block_length > manifest.block_length:
-            raise RecordingError(f"the pair's scorer judges {manifest.block_length} tokens at most, not {block_length}")
+        scored_PNL = self._survivals(block_length)
         arrays, accepted_PN, _ = self._sets(block_length)
-        dataset = self._dataset(arrays, accepted_PN, manifest.layers)
         every = np.arange(len(accepted_PN))
-        with torch.inference_mode():
-            batches = [batch_of(dataset, every[start : start + _BATCH]) for start in range(0, len(every), _BATCH)]
-            scored_PNL = torch.cat([survivals(net(batch), batch.lengths_PN) for batch in batches])
         expected_PN = scored_PNL.sum(dim=-1).numpy()
         found: list[Drafts] = []
         for count in range(1, MOST_VOTES + 1):
@@ -99,6 +120,18 @@ class Ranking:
                 Drafts(arrays.lengths[every, best_P].astype(np.int16), accepted_PN[every, best_P], survival_PL)
             )
         return found
+
+    def _survivals(self, block_length: int) -> torch.Tensor:
+        """(P, N, L) by the scorer."""
+        net, manifest = self._scorer()
+        if block_length > manifest.block_length:
+            raise RecordingError(f"the pair's scorer judges {manifest.block_length} tokens at most, not {block_length}")
+        arrays, accepted_PN, _ = self._sets(block_length)
+        dataset = self._dataset(arrays, accepted_PN, manifest.layers)
+        every = np.arange(len(accepted_PN))
+        with torch.inference_mode():
+            batches = [batch_of(dataset, every[start : start + _BATCH]) for start in range(0, len(every), _BATCH)]
+            return torch.cat([survivals(net(batch), batch.lengths_PN) for batch in batches])
 
     def _dataset(self, arrays: SetArrays, accepted_PN: NDArray[np.int16], layers: Sequence[int]) -> Dataset:
         proposals = self._proposals
@@ -114,13 +147,13 @@ class Ranking:
             rank(proposals.votes(position).cut(length), length, MOST_VOTES) for position, length in enumerate(lengths)
         ]
         arrays = set_arrays(sets, MOST_VOTES, block_length)
-        prior_PL = np.zeros((len(sets), block_length))
+        prior_PNL = np.zeros((len(sets), MOST_VOTES, block_length))
         for row, candidates in enumerate(sets):
-            if candidates:
-                prior_PL[row, : len(candidates[0].survival)] = candidates[0].survival
+            for column, candidate in enumerate(candidates):
+                prior_PNL[row, column, : len(candidate.survival)] = candidate.survival
         there_PNL = np.arange(block_length) < arrays.lengths[..., None]
         right_PNL = there_PNL & (arrays.token_ids == proposals.following[:, None, :block_length])
-        return _Sets(arrays, right_PNL.cumprod(axis=-1).sum(axis=-1).astype(np.int16), prior_PL)
+        return _Sets(arrays, right_PNL.cumprod(axis=-1).sum(axis=-1).astype(np.int16), prior_PNL)
 
 
 def _certain(lengths_P: NDArray[np.int16]) -> Drafts:

@@ -111,9 +111,9 @@ class RecordedPair:
         """
         folder, _ = self._checked(task)
         proposals, recorded = self.propose(task), folder.read()
-        best = Ranking(proposals, recorded, self._load_scorer).best
+        ranking = Ranking(proposals, recorded, self._load_scorer)
         drafted = dict(self._drafted(task))
-        return RecordedDrafts(proposals, best, drafted, self._warm_up(task, recorded[0]) if drafted else None)
+        return RecordedDrafts(proposals, ranking, drafted, self._warm_up(task, recorded[0]) if drafted else None)
 
     def _drafted(self, task: TaskSpec) -> Iterator[tuple[str, Drafted]]:
         """By name, what is kept of the pair's drafters."""
@@ -130,7 +130,7 @@ class RecordedPair:
         states = {layer: found[:count] for layer, found in first.hidden_states.items()}
         recorded = Recorded(request, first.output_ids[:count], first.finish_reason, first.margins[:count], states)
         proposals = self._collect(task, [recorded])
-        return RecordedDrafts(proposals, Ranking(proposals, [recorded], self._load_scorer).best)
+        return RecordedDrafts(proposals, Ranking(proposals, [recorded], self._load_scorer))
 
     def _collect(self, task: TaskSpec, recorded: Sequence[Recorded]) -> Proposals:
         prompts = open_task(task).prompts(self.opened.tokenizer, self.opened.context_tokens)

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.drafters.choice import REMEMBERED
+from choicespec.drafters.tree import MOST_TREE_TOKENS
 from choicespec.measuring.cost import Costs, ProposerCost
 from choicespec.replay.beside import Beside
 from choicespec.replay.drafts import RecordedDrafts
 from choicespec.replay.ranking import Drafts
-from choicespec.spec.method import Choice, Draft, MethodSpec, Ngram, uses_scorer
+from choicespec.spec.method import Choice, Draft, MethodSpec, Ngram, is_tree, uses_scorer
 
 _AT_ONCE = 64  # methods: a few tens of megabytes of drafts
 
@@ -80,7 +81,9 @@ class Replay:
         self._ends_R = ends_R
         self._starts_R = np.concatenate([np.zeros(1, np.int64), ends_R[:-1]])
         self._ms_PK = _verification_ms(
-            drafts.proposals.contexts, costs, int(drafts.proposals.limits.max(initial=0)) + 1
+            drafts.proposals.contexts,
+            costs,
+            max(int(drafts.proposals.limits.max(initial=0)) + 1, MOST_TREE_TOKENS),
         )
 
     def of(self, methods: Sequence[MethodSpec]) -> list[Replayed]:
@@ -91,7 +94,9 @@ class Replay:
         """
         distinct = list(dict.fromkeys(methods))
         found: dict[MethodSpec, Replayed] = {
-            method: self._beside(method) for method in distinct if isinstance(method, Choice) and method.drafters
+            method: self._beside(method)
+            for method in distinct
+            if isinstance(method, Choice) and (method.drafters or is_tree(method))
         }
         for by_cost in (False, True):
             alike = [method for method in distinct if method not in found and _decides_by_cost(method) == by_cost]

@@ -39,12 +39,22 @@ from choicespec.runtimes.pair_parts import drafter_refusal, open_drafter, scorer
 from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
-from choicespec.spec.method import ONLY_REPLAYED, Choice, Draft, MethodSpec, TransformersGenerate, is_exact, is_oracle
+from choicespec.spec.method import (
+    ONLY_REPLAYED,
+    Choice,
+    Draft,
+    MethodSpec,
+    TransformersGenerate,
+    is_exact,
+    is_oracle,
+    is_tree,
+)
 from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.tasks.tokenizer import Tokenizer
 
 _LONGEST_VERIFICATION = 17  # tokens whose cost is measured; more are taken in proportion
+_LONGEST_TREE = 33  # the same for methods that verify trees
 
 
 class HfRuntime:
@@ -262,21 +272,22 @@ class HfRuntime:
 
     def _step_costs(self, method: MethodSpec) -> StepCosts:
         """What a method's verifications cost."""
-        return self._costs_at(CONTEXT_TOKENS, is_exact(method))
+        return self._costs_at(CONTEXT_TOKENS, method)
 
     def _live_costs(self, method: MethodSpec) -> LiveCosts:
         """The same, to be corrected by the method's steps; measured at a long context too."""
         far = min(FAR_TOKENS, max(CONTEXT_TOKENS + 1, self.context_tokens - _LONGEST_VERIFICATION))
-        return LiveCosts(self._step_costs(method), self._costs_at(far, is_exact(method)), far)
+        return LiveCosts(self._step_costs(method), self._costs_at(far, method), far)
 
-    def _costs_at(self, context_tokens: int, exact: bool) -> StepCosts:
-        """Measured once, by the first method that asks."""
-        if (exact, context_tokens) not in self._costs:
+    def _costs_at(self, context_tokens: int, method: MethodSpec) -> StepCosts:
+        """Measured once, by the first method that asks; again, where a tree may be longer than what was measured."""
+        exact, longest = is_exact(method), _LONGEST_TREE if is_tree(method) else _LONGEST_VERIFICATION
+        known = self._costs.get((exact, context_tokens))
+        if known is None or (is_tree(method) and known.tokens[-1] < longest):
             assert self._target is not None, "a method is made once the weights are there"
             self._target.exact = exact
-            measured = measure_step_costs(self._target, _LONGEST_VERIFICATION, context_tokens)
-            self._costs[exact, context_tokens] = measured
-        return self._costs[exact, context_tokens]
+            known = self._costs[exact, context_tokens] = measure_step_costs(self._target, longest, context_tokens)
+        return known
 
     def _scorer(self) -> ScorerRanker:
         """The pair's scorer on this target.

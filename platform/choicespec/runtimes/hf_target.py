@@ -8,7 +8,7 @@ from choicespec.decoding.linear_attention import GATED_DELTA_MODELS
 from choicespec.errors import CheckpointError
 from choicespec.runtimes.checkpoints import EMBEDDED, is_gguf, locate, locate_gguf
 from choicespec.runtimes.quantized import quantization_refusal
-from choicespec.spec.method import MethodSpec, TransformersGenerate, is_exact
+from choicespec.spec.method import MethodSpec, TransformersGenerate, is_exact, is_tree
 from choicespec.spec.pair import PairSpec, TargetSpec
 
 
@@ -49,6 +49,11 @@ def target_refusal(pair: PairSpec, method: MethodSpec) -> str | None:
         return (
             "exact computes a block's tokens one by one, and linear attention takes a block back as a whole; "
             "leave exact out"
+        )
+    if is_tree(method) and "linear_attention" in _layer_types(config):
+        return (
+            "linear attention has one state, which cannot follow the branches of a tree; leave width out, and the best "
+            "draft is verified as a chain"
         )
     return layers_refusal(config)
 

@@ -3,7 +3,7 @@
 from choicespec.errors import Unsupported
 from choicespec.runtimes.checkpoints import locate_gguf
 from choicespec.runtimes.gguf_header import GgufHeader, read_header
-from choicespec.spec.method import Autoregressive, Draft, MethodSpec, Ngram, decided_live
+from choicespec.spec.method import NO_TREES, Autoregressive, Draft, MethodSpec, Ngram, decided_live, is_tree
 from choicespec.spec.pair import DrafterSpec, PairSpec
 
 RUNTIME = "llamacpp"
@@ -37,6 +37,8 @@ def _flags(pair: PairSpec, method: MethodSpec) -> tuple[str, ...]:
     header = read_header(locate_gguf(target.model))
     if isinstance(method, Autoregressive):
         return ()
+    if is_tree(method):
+        raise _CannotBe(NO_TREES)
     if decided_live(method):
         raise _CannotBe("exact and pace=adaptive are settings of choicespec's own loop; leave them out, or use hf")
     if isinstance(method, Ngram):

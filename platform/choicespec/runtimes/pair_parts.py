@@ -8,7 +8,7 @@ from choicespec.errors import CheckpointError, ScorerError
 from choicespec.runtimes.checkpoints import identify, locate
 from choicespec.runtimes.hf_target import read_config
 from choicespec.scorer.files import ScorerManifest, check_scorer, find_scorer
-from choicespec.spec.method import Choice, Draft
+from choicespec.spec.method import Choice, Draft, is_tree
 from choicespec.spec.pair import PairSpec
 
 
@@ -60,4 +60,7 @@ def drafter_refusal(pair: PairSpec, method: Draft) -> str | None:
         open_drafter(pair, method.drafter)
     except CheckpointError as error:
         return str(error)
+    kind = pair.drafters[method.drafter].kind
+    if is_tree(method) and kind != "dflash":
+        return f"of drafters only dflash says what else is likely at each place, and this is {kind}; leave width out"
     return None

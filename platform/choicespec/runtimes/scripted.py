@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import count
 from typing import Any, NoReturn
 
 from choicespec.decoding.loop import Block, decode, trace
@@ -78,13 +79,17 @@ class TableTarget:
         self._cache = list(prompt_ids)
         return self.next_token(self._cache)
 
-    def verify(self, block_ids: Sequence[int]) -> list[int]:
-        own_ids = []
-        for token_id in block_ids:
-            self._cache.append(token_id)
-            own_ids.append(self.next_token(self._cache))
+    def verify(self, block_ids: Sequence[int], parents: Sequence[int] = ()) -> list[int]:
+        texts = [[*self._cache, block_ids[0]]]
+        for token_id, parent in zip(block_ids[1:], parents or count(), strict=False):
+            texts.append([*texts[parent], token_id])
+        self._cache += block_ids
         self._block_tokens = len(block_ids)
-        return own_ids
+        return [self.next_token(text) for text in texts]
+
+    def gather(self, places: Sequence[int]) -> None:
+        start = len(self._cache) - self._block_tokens
+        self._cache[start : start + len(places)] = [self._cache[start + place] for place in places]
 
     def keep(self, num_tokens: int) -> None:
         del self._cache[len(self._cache) - self._block_tokens + num_tokens :]

@@ -9,7 +9,18 @@ from typing import Any, NamedTuple
 from choicespec.errors import CheckpointError, Unsupported
 from choicespec.runtimes.checkpoints import is_gguf, locate
 from choicespec.runtimes.pair_parts import scorer_refusal
-from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram, Suffix, decided_live, uses_scorer
+from choicespec.spec.method import (
+    NO_TREES,
+    Autoregressive,
+    Choice,
+    Draft,
+    MethodSpec,
+    Ngram,
+    Suffix,
+    decided_live,
+    is_tree,
+    uses_scorer,
+)
 from choicespec.spec.pair import DrafterSpec, PairSpec, Quantization, TargetSpec
 from choicespec.spec.runtime import VllmRuntimeSpec
 
@@ -212,6 +223,8 @@ def _version() -> tuple[int, ...]:
 def _speculation(pair: PairSpec, method: MethodSpec) -> dict[str, Any] | None:
     if isinstance(method, Autoregressive):
         return None
+    if is_tree(method):
+        raise _CannotBe(NO_TREES)
     if decided_live(method):
         raise _CannotBe("exact and pace=adaptive are settings of choicespec's own loop; leave them out, or use hf")
     if isinstance(method, Choice):

@@ -25,6 +25,17 @@ class ScorerRanker:
 
     def best(self, candidates: Sequence[Candidate], anchor: int) -> Ranked:
         """See ``Ranker.best``."""
+        survivals_NL = self._survivals(candidates, anchor)
+        best = int(survivals_NL.sum(dim=-1).argmax())
+        return Ranked(candidates[best], survivals_NL[best, : len(candidates[best].token_ids)].tolist())
+
+    def every(self, candidates: Sequence[Candidate], anchor: int) -> list[Ranked]:
+        """See ``Ranker.every``."""
+        survivals = self._survivals(candidates, anchor).tolist()
+        return [Ranked(one, own[: len(one.token_ids)]) for one, own in zip(candidates, survivals, strict=True)]
+
+    def _survivals(self, candidates: Sequence[Candidate], anchor: int) -> torch.Tensor:
+        """(N, L) probabilities that each prefix of each candidate is accepted."""
         longest = max(len(candidate.token_ids) for candidate in candidates)
         sets = set_arrays([candidates], len(candidates), longest)
         states = [self._hidden_state(layer).float().cpu() for layer in self._manifest.layers]
@@ -37,6 +48,4 @@ class ScorerRanker:
             torch.from_numpy(sets.lengths.astype(np.int64)),
         )
         with torch.inference_mode():
-            survivals_NL = survivals(self._net(batch), batch.lengths_PN)[0]
-        best = int(survivals_NL.sum(dim=-1).argmax())
-        return Ranked(candidates[best], survivals_NL[best, : len(candidates[best].token_ids)].tolist())
+            return survivals(self._net(batch), batch.lengths_PN)[0]

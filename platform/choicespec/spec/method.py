@@ -1,6 +1,6 @@
 """A method: how a pair decodes. Methods are one table of kinds, not one script each."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -48,6 +48,32 @@ class Speculative(Frozen):
         return (" exact" if self.exact else "") + (" adaptive" if self.pace == "adaptive" else "")
 
 
+class Branching(Speculative):
+    """What methods share that may verify several drafts at once, as a tree (docs/decisions/0016).
+
+    Attributes:
+        width: the most branches of the tree; 1 verifies one draft.
+    """
+
+    width: int = Field(default=1, ge=1, exclude_if=lambda width: width == 1)
+
+    @model_validator(mode="after")
+    def _a_tree_is_planned(self) -> Self:
+        if self.width > 1 and self.exact:
+            raise ValueError(
+                f"exact takes tokens one by one, so that width={self.width} saves nothing; leave one of them out"
+            )
+        if self.width > 1 and self.pace == "adaptive":
+            raise ValueError(
+                f"pace=adaptive judges one draft a step, not the {self.width} of width; leave one of them out"
+            )
+        return self
+
+    @property
+    def _shared_label(self) -> str:
+        return (f" width={self.width}" if self.width > 1 else "") + super()._shared_label
+
+
 class Ngram(Speculative):
     """Prompt lookup: propose what followed the latest earlier occurrence of the last n tokens.
 
@@ -74,7 +100,7 @@ class Ngram(Speculative):
         return f"ngram k={self.num_draft_tokens}{self._shared_label}"
 
 
-class Choice(Speculative):
+class Choice(Branching):
     """ChoiceSpec: pick one of a finite set of continuations, and of the drafts of drafters beside it, and verify it.
 
     Attributes:
@@ -114,6 +140,12 @@ class Choice(Speculative):
             raise ValueError(
                 f"pace=adaptive finds what pays, and min_survival={self.min_survival} sets it; leave one of them out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _the_oracle_needs_no_tree(self) -> "Choice":
+        if self.width > 1 and self.selection == "oracle":
+            raise ValueError(f"the oracle knows which candidate is right; leave width={self.width} out")
         return self
 
     @property
@@ -168,12 +200,13 @@ class TransformersGenerate(Frozen):
         return f"transformers prompt lookup k={self.prompt_lookup_num_tokens}"
 
 
-class Draft(Speculative):
+class Draft(Branching):
     """Draft with one of the pair's drafters, and verify.
 
     Attributes:
         drafter: its name in ``pair.drafters``.
-        num_draft_tokens: k, the most tokens drafted a step.
+        num_draft_tokens: k, the most tokens drafted a step; of a tree, the most in a row. How many tokens a tree has is
+            decided by what a verification costs.
     """
 
     kind: Literal["draft"] = "draft"
@@ -229,12 +262,20 @@ def is_adaptive(method: "MethodSpec") -> bool:
     return isinstance(method, Speculative) and method.pace == "adaptive"
 
 
-NOT_RECORDED = "it goes by times that a recording does not hold"
+NOT_RECORDED = "it goes by alternatives or times that a recording does not hold"
 
 
 def decided_live(method: "MethodSpec") -> bool:
     """Whether a method's steps, or their times, follow from more than a recording holds."""
-    return is_exact(method) or is_adaptive(method)
+    return is_exact(method) or is_adaptive(method) or (isinstance(method, Draft) and is_tree(method))
+
+
+NO_TREES = "its own loop verifies chains, not trees; leave width out, or use hf"
+
+
+def is_tree(method: "MethodSpec") -> bool:
+    """Whether a method verifies trees."""
+    return isinstance(method, Branching) and method.width > 1
 
 
 def drafters_of(method: "MethodSpec") -> tuple[str, ...]:
