@@ -15,7 +15,6 @@ from choicespec.cluster.costs import measure_on_worker
 from choicespec.cluster.recording import Wanted, draft, record
 from choicespec.errors import ChoiceSpecError, RecordingError, TrackingError
 from choicespec.measuring.cost import load_costs
-from choicespec.replay.drafted import drafted_of
 from choicespec.replay.predicted import Predicted, keep_predicted
 from choicespec.replay.recorded import RecordedPair
 from choicespec.replay.simulate import Replay
@@ -128,9 +127,7 @@ def record_task(pair: RecordedPair, task: TaskSpec, drafters: Sequence[str]) -> 
     )
     for method in map(pair.longest_draft, drafters):
         file = pair.drafted_file(task, method)
-        if file.load() is None:
-            drafts = draft(wanted, pair.recording(task).read(), method, BATCH_SIZE, ProgressLines())
-            file.save(drafted_of(drafts, method.num_draft_tokens))
+        draft(wanted, method, file, BATCH_SIZE, ProgressLines())
 
 
 def record_costs(pair: RecordedPair, task: TaskSpec, drafters: Sequence[str], again: bool = False) -> None:

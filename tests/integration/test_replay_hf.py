@@ -69,6 +69,6 @@ def test_hidden_states_of_other_positions_are_caught(compared: Compared) -> None
     proposals = compared.pair.propose(TASK)
     shifted = proposals._replace(rows=proposals.rows[::-1].copy())
     ranking = Ranking(shifted, folder.read(), compared.pair._load_scorer)
-    found = Replay(RecordedDrafts(shifted, ranking.best), COSTS).of(METHODS)
+    found = Replay(RecordedDrafts(shifted, ranking), COSTS).of(METHODS)
     with pytest.raises(AssertionError, match=r"choice scorer.* is not "):
         assert_all_same(found, compared.results)

@@ -40,7 +40,7 @@ METHODS = st.one_of(
 
 
 def replay(recording: Recording, costs: Costs) -> Replay:
-    return Replay(RecordedDrafts(recording.proposals, recording.ranking.best), costs)
+    return Replay(RecordedDrafts(recording.proposals, recording.ranking), costs)
 
 
 @pytest.fixture(scope="module")

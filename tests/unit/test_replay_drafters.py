@@ -122,8 +122,8 @@ def results() -> list[TrialResult]:
 
 def replay(recording: Recording, drafted: dict[str, Drafted], costs: Costs = COSTS, warm: bool = True) -> Replay:
     first = record([warm_up(REQUESTS[0])])
-    before = RecordedDrafts(first.proposals, first.ranking.best) if warm else None
-    return Replay(RecordedDrafts(recording.proposals, recording.ranking.best, drafted, before), costs)
+    before = RecordedDrafts(first.proposals, first.ranking) if warm else None
+    return Replay(RecordedDrafts(recording.proposals, recording.ranking, drafted, before), costs)
 
 
 def test_every_method_takes_the_steps_of_the_live_loop(

@@ -44,7 +44,7 @@ FOUND = Comparison(
 
 def row(variant: Variant | None = None, task: str = "tool_call", precision: str = "float32") -> Row:
     """A row with figures made up."""
-    chosen = variant or next(variants(TRAINING))
+    chosen = variant or next(variants(TRAINING, {}))
     return Row(variant=chosen, task=task, precision=precision, train_prompts=96, found=FOUND)
 
 
@@ -55,9 +55,9 @@ def rows_of_the_experiment() -> Iterator[Row]:
     training = experiment.scorer
     main = experiment.pairs[training.pair].target.precision
     for task in training.train_limits:
-        yield from (row(variant, task, main) for variant in variants(training))
+        yield from (row(variant, task, main) for variant in variants(training, {}))
         for name in training.transfer:
-            yield row(next(variants(training)), task, experiment.pairs[name].target.precision)
+            yield row(next(variants(training, {})), task, experiment.pairs[name].target.precision)
 
 
 def published(target: str, hidden: str) -> PublishedScorerRow:
@@ -88,7 +88,7 @@ def test_published_rows_with_a_drafters_proposals_have_none() -> None:
 
 def test_a_row_stands_beside_the_published_one_of_its_kind() -> None:
     """Fails if a figure is compared with that of another precision, layer or task."""
-    main, last = (variant for variant in variants(TRAINING) if variant.name in ("scorer", "layer 30"))
+    main, last = (variant for variant in variants(TRAINING, {}) if variant.name in ("scorer", "layer 30"))
     assert counterpart(row(main), NUM_LAYERS) == published("Qwen3-4B", "bf16")
     assert counterpart(row(main, "python_repo"), NUM_LAYERS) == published("Qwen3-4B (Python)", "bf16")
     assert counterpart(row(last), NUM_LAYERS) == published("Qwen3.8-27B", "bf16 (layer 64)")
@@ -115,7 +115,7 @@ def test_code_on_another_precision_was_not_published(precision: str) -> None:
 
 def test_ablations_were_not_published() -> None:
     """Fails if a scorer without hidden states, of another split or of another seed stands beside a published one."""
-    ablations = [variant for variant in variants(TRAINING) if not variant.name.startswith(("layer", "scorer"))]
+    ablations = [variant for variant in variants(TRAINING, {}) if not variant.name.startswith(("layer", "scorer"))]
     assert ablations
     for variant in ablations:
         for task in ("tool_call", "python_repo"):
@@ -124,7 +124,7 @@ def test_ablations_were_not_published() -> None:
 
 def test_variants_differ_from_the_scorer_in_what_they_are_named_for() -> None:
     """Fails if an ablation is the scorer itself under another name, changes two things at once, or comes twice."""
-    main, *others = variants(TRAINING)
+    main, *others = variants(TRAINING, {})
     assert (main.layers, main.split_by, main.hidden_states, main.prior) == ((24,), "prompt", True, True)
     assert main.fit == TRAINING.fit
     every = [variant.model_dump(exclude={"name"}) for variant in (main, *others)]
@@ -145,17 +145,17 @@ def test_variants_differ_from_the_scorer_in_what_they_are_named_for() -> None:
 def test_each_recorded_layer_has_a_row_of_its_own(layers: tuple[int, ...], others: tuple[int, ...]) -> None:
     """Fails if a layer that a scorer reads beside others is never judged alone, or a scorer of one layer twice."""
     training = TRAINING.model_copy(update={"layers": layers, "other_layers": others})
-    alone = [variant.layers for variant in variants(training) if variant.hidden_states and len(variant.layers) == 1]
+    alone = [variant.layers for variant in variants(training, {}) if variant.hidden_states and len(variant.layers) == 1]
     for layer in (8, 24, 30):
         assert (layer,) in alone
-    names = [variant.name for variant in variants(training)]
+    names = [variant.name for variant in variants(training, {})]
     assert len(set(names)) == len(names)
 
 
 def test_another_first_seed_still_gives_other_seeds() -> None:
     """Fails if a scorer that was fitted with seed 1 is compared with itself."""
     training = TRAINING.model_copy(update={"fit": FitSpec(seed=1)})
-    seeds = [variant.fit.seed for variant in variants(training) if variant.name.startswith(("scorer", "seed"))]
+    seeds = [variant.fit.seed for variant in variants(training, {}) if variant.name.startswith(("scorer", "seed"))]
     assert len(set(seeds)) == len(seeds) == 3
 
 
@@ -186,7 +186,11 @@ def test_both_shares_of_the_gap_are_printed() -> None:
 def test_the_table_prints() -> None:
     """Fails if rich takes an interval for markup, or if a row without a counterpart cannot be printed."""
     text = StringIO()
-    rows = [row(), row(task="python_repo"), row(next(variants(TRAINING)).model_copy(update={"hidden_states": False}))]
+    rows = [
+        row(),
+        row(task="python_repo"),
+        row(next(variants(TRAINING, {})).model_copy(update={"hidden_states": False})),
+    ]
     Console(file=text, width=240).print(scorer_table(rows, NUM_LAYERS, "mine"))
     for part in ("mine", "50.0 -> 75.0 [62.5, 87.5]", "3.75 [3.62, 3.88]", "Qwen3-4B (Python) bf16: 63.0 -> 70.8"):
         assert part in text.getvalue()
@@ -194,7 +198,9 @@ def test_the_table_prints() -> None:
 
 def test_the_report_has_every_published_row_and_every_own() -> None:
     """Fails if a published row is left out or a difference has the wrong sign, or an ablation is not shown."""
-    main, ablation = (variant for variant in variants(TRAINING) if variant.name in ("scorer", "without hidden state"))
+    main, ablation = (
+        variant for variant in variants(TRAINING, {}) if variant.name in ("scorer", "without hidden state")
+    )
     rows = scorer_sheet([ScorerRows("mine", NUM_LAYERS, (row(ablation), row(main)))]).rows
     assert len(rows) == 13 + 1
     assert [line[1] for line in rows].count(words.NOT_MEASURED) == 12

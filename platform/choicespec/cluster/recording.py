@@ -9,8 +9,9 @@ from ray.exceptions import RayError, RayTaskError
 
 from choicespec.cluster.placement import describe_shortage, fits_a_node
 from choicespec.errors import ChoiceSpecError, RecordingError
-from choicespec.recordings import Recorded, RecordingFolder, RecordingManifest, pack
+from choicespec.recordings import RecordingFolder, RecordingManifest, pack
 from choicespec.records import Proposal, Request
+from choicespec.replay.drafted import DraftedFile, drafted_of
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.spec.method import Draft
 from choicespec.spec.pair import PairSpec
@@ -77,29 +78,35 @@ def record(
 
 
 def draft(
-    wanted: Wanted, recorded: Sequence[Recorded], method: Draft, batch_size: int, on_progress: Callable[[str], None]
-) -> list[Proposal]:
-    """What one of the pair's drafters drafts along recorded outputs: request after request, position after position.
+    wanted: Wanted, method: Draft, file: DraftedFile, batch_size: int, on_progress: Callable[[str], None]
+) -> None:
+    """Record what is missing of what one of the pair's drafters drafts along recorded outputs.
 
     Args:
-        wanted: the pair and task.
-        recorded: its requests.
+        wanted: the pair and task, which is recorded.
         method: the drafter, with its longest k.
+        file: where it is kept, chunk by chunk until all are there.
         batch_size: requests that a worker answers at a time.
         on_progress: called with a line for people.
 
     Raises:
         RecordingError: a chunk could not be drafted.
     """
-    outputs = [(one.request, one.output_ids) for one in recorded]
+    if file.load() is not None:
+        return
+    outputs = [(one.request, one.output_ids) for one in wanted.folder.read()]
     chunks = [outputs[start : start + batch_size] for start in range(0, len(outputs), batch_size)]
-    pending = {_submit(wanted, _draft_chunk, chunk, method): index for index, chunk in enumerate(chunks)}
+    missing = [index for index in range(len(chunks)) if file.load_chunk(index) is None]
+    pending = {_submit(wanted, _draft_chunk, chunks[index], method): index for index in missing}
 
     def say(left: int) -> None:
-        on_progress(f"{method.drafter} on {wanted.task.label}: {len(chunks) - left}/{len(chunks)} chunks")
+        done = len(chunks) - left
+        on_progress(f"{method.drafter} on {wanted.task.label} ({wanted.task.split}): {done}/{len(chunks)} chunks")
 
-    drafts: dict[int, list[list[Proposal]]] = dict(_as_they_come(wanted.task, pending, say))
-    return [one for index in range(len(chunks)) for request in drafts[index] for one in request]
+    for index, drafts in _as_they_come(wanted.task, pending, say):
+        of_requests = (one for request in drafts for one in request)
+        file.save_chunk(index, drafted_of(of_requests, method.num_draft_tokens))
+    file.join_chunks(len(chunks))
 
 
 def _as_they_come(task: TaskSpec, pending: dict[Any, int], say: Callable[[int], None]) -> Iterator[tuple[int, Any]]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sets import Candidate, Ranked
 from choicespec.decoding.step_cost import Costs, best_length
-from choicespec.drafters.union import CalledDrafter, Payoff, Weighed, improve
+from choicespec.drafters.union import CalledDrafter, Judge, Payoff, Weighed, improve
 from choicespec.records import Proposal, Request
 
 REMEMBERED = 0.95  # of the running rate, a step
@@ -20,6 +20,14 @@ class Ranker(Protocol):
 
     def best(self, candidates: Sequence[Candidate], anchor: int) -> Ranked:
         """The choice among one or more candidates, best prior first, that follow the anchor."""
+        ...
+
+
+class JudgingRanker(Ranker, Protocol):
+    """One that may know drafts, too."""
+
+    def judge(self, drafter: str) -> Judge | None:
+        """Says how good the drafts of one of the pair's drafters are; None where it cannot."""
         ...
 
 

@@ -16,7 +16,7 @@ from choicespec.replay.drafts import RecordedDrafts
 from choicespec.replay.proposals import RECORDED_BLOCK, Proposals, collect, load_proposals, save_proposals
 from choicespec.replay.ranking import Ranking
 from choicespec.runtimes.hf import HfRuntime
-from choicespec.runtimes.pair_parts import drafter_refusal, open_drafter, scorer_of
+from choicespec.runtimes.pair_parts import as_trained, drafter_refusal, scorer_of
 from choicespec.scorer.files import Scorer, ScorerManifest, find_scorer, load_scorer
 from choicespec.spec.method import Draft
 from choicespec.spec.pair import PairSpec
@@ -91,8 +91,7 @@ class RecordedPair:
         Raises:
             CheckpointError: the drafter is missing, of a kind that does not run here, or for another target.
         """
-        trained: int | None = open_drafter(self.pair, name).trained_tokens
-        return Draft(drafter=name, num_draft_tokens=min(RECORDED_BLOCK, trained or RECORDED_BLOCK))
+        return as_trained(self.pair, Draft(drafter=name, num_draft_tokens=RECORDED_BLOCK))
 
     def drafted_file(self, task: TaskSpec, method: Draft) -> DraftedFile:
         """Where what a drafter drafts along a task's recording is kept.
@@ -111,9 +110,9 @@ class RecordedPair:
         """
         folder, _ = self._checked(task)
         proposals, recorded = self.propose(task), folder.read()
-        best = Ranking(proposals, recorded, self._load_scorer).best
+        ranking = Ranking(proposals, recorded, self._load_scorer)
         drafted = dict(self._drafted(task))
-        return RecordedDrafts(proposals, best, drafted, self._warm_up(task, recorded[0]) if drafted else None)
+        return RecordedDrafts(proposals, ranking, drafted, self._warm_up(task, recorded[0]) if drafted else None)
 
     def _drafted(self, task: TaskSpec) -> Iterator[tuple[str, Drafted]]:
         """By name, what is kept of the pair's drafters."""
@@ -130,7 +129,7 @@ class RecordedPair:
         states = {layer: found[:count] for layer, found in first.hidden_states.items()}
         recorded = Recorded(request, first.output_ids[:count], first.finish_reason, first.margins[:count], states)
         proposals = self._collect(task, [recorded])
-        return RecordedDrafts(proposals, Ranking(proposals, [recorded], self._load_scorer).best)
+        return RecordedDrafts(proposals, Ranking(proposals, [recorded], self._load_scorer))
 
     def _collect(self, task: TaskSpec, recorded: Sequence[Recorded]) -> Proposals:
         prompts = open_task(task).prompts(self.opened.tokenizer, self.opened.context_tokens)

@@ -1,7 +1,7 @@
 """The transformers runtime: its models, under choicespec's own decoding loop."""
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from choicespec.runtimes.hf_generate import generate_with_transformers
 from choicespec.runtimes.hf_target import layers_refusal, read_config, target_refusal
 from choicespec.runtimes.hf_tokenizer import HfTokenizer, read_eos_ids
 from choicespec.runtimes.memory import held_bytes
-from choicespec.runtimes.pair_parts import drafter_refusal, open_drafter, scorer_refusal
+from choicespec.runtimes.pair_parts import as_trained, drafter_refusal, open_drafter, scorer_refusal
 from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
@@ -148,7 +148,14 @@ class HfRuntime:
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
         self._documents = documents
-        side = TargetSide(self.tokenizer.encode, self._step_costs, self._live_costs, self._scorer, self._drafter)
+        side = TargetSide(
+            self.tokenizer.encode,
+            self._step_costs,
+            self._live_costs,
+            self._scorer,
+            self._drafter,
+            partial(as_trained, self._pair),
+        )
         self._proposers = Proposers(side, documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:

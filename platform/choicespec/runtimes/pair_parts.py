@@ -31,7 +31,8 @@ def scorer_refusal(pair: PairSpec, method: Choice) -> str | None:
         return str(error)
     if method.block_length > manifest.block_length:
         return f"its scorer judges {manifest.block_length} tokens at most, but block_length is {method.block_length}"
-    return None
+    drafters = {name: pair.drafters[name] for name in method.drafters if name in pair.drafters}
+    return manifest.draft_refusal(drafters, pair.scorer.transfer)
 
 
 def open_drafter(pair: PairSpec, name: str) -> Any:
@@ -52,6 +53,17 @@ def open_drafter(pair: PairSpec, name: str) -> Any:
     else:
         place, revision = locate(spec.model, None, f"pair.drafters.{name}.model"), None
     return made_on_use(DRAFTERS[spec.kind])(place, target, revision)
+
+
+def as_trained(pair: PairSpec, method: Draft) -> Draft:
+    """A draft with no more tokens than its drafter was trained for: what it drafts beside a candidate set.
+
+    Raises:
+        CheckpointError: as ``open_drafter``.
+    """
+    trained: int | None = open_drafter(pair, method.drafter).trained_tokens
+    k = method.num_draft_tokens
+    return method.model_copy(update={"num_draft_tokens": min(k, trained or k)})
 
 
 def drafter_refusal(pair: PairSpec, method: Draft) -> str | None:

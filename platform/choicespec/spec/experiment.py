@@ -104,11 +104,16 @@ class ExperimentSpec(Frozen):
     def _trained_names_exist(self) -> Self:
         if self.scorer is not None:
             _known(self.scorer.transfer, self.pairs, "scorer.transfer")
+            _known(self.scorer.train_tasks, self.scorer.train_limits, "scorer.train_tasks")
+            _known(self.scorer.train_tasks.values(), self.tasks, "scorer.train_tasks")
         for field, training in (("scorer", self.scorer), ("drafter", self.drafter)):
             if training is not None:
                 _known([training.pair], self.pairs, f"{field}.pair")
                 _known([training.runtime], self.runtimes, f"{field}.runtime")
                 _known(training.train_limits, self.tasks, f"{field}.train_limits")
+        if self.scorer is not None:
+            drafters = self.pairs[self.scorer.pair].drafters
+            _known(self.scorer.recorded_drafters, drafters, f"scorer.drafters, of pairs.{self.scorer.pair}.drafters")
         return self
 
     @model_validator(mode="after")
