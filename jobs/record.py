@@ -125,9 +125,8 @@ def record_task(pair: RecordedPair, task: TaskSpec, drafters: Sequence[str]) -> 
         f"{task.label}: {len(proposals.ends)} requests, {len(proposals.limits)} positions; a token of output takes "
         f"{(proposals.bytes_per_token + states) / 1024:.1f} KiB, {states / 1024:.1f} of it hidden states"
     )
-    for method in map(pair.longest_draft, drafters):
-        file = pair.drafted_file(task, method)
-        draft(wanted, method, file, BATCH_SIZE, ProgressLines())
+    files = {method: pair.drafted_file(task, method) for method in map(pair.longest_draft, drafters)}
+    draft(wanted, files, BATCH_SIZE, ProgressLines())
 
 
 def record_costs(pair: RecordedPair, task: TaskSpec, drafters: Sequence[str], again: bool = False) -> None:

@@ -55,8 +55,8 @@ class RecordedTasks:
         wanted = Wanted(self._pair, self._runtime, task, self._layers, folder, self._prompt_states)
         prompts = open_task(task).prompts(self.opened.tokenizer, self.opened.context_tokens)
         record(wanted, prompts, self.opened, self._batch_size, ProgressLines(), can_grow=on_cluster())
-        for method in self._drafts:
-            draft(wanted, method, self._drafted_file(task, method), self._batch_size, ProgressLines())
+        files = {method: self._drafted_file(task, method) for method in self._drafts}
+        draft(wanted, files, self._batch_size, ProgressLines())
 
     def of(self, task: TaskSpec) -> RecordingFolder:
         """Where a task's recording lies: another target, task or set of layers has another place."""

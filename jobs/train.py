@@ -152,7 +152,12 @@ class Training:
     def _train_tasks(self) -> list[TaskSpec]:
         """What the scorer is fitted to, a task for each that is held out."""
         tasks, limits, others = self._experiment.tasks, self._spec.train_limits, self._spec.train_tasks
-        return [train_split(tasks[others.get(name, name)], limit) for name, limit in limits.items()]
+        return [
+            tasks[others[name]].model_copy(update={"limit": limit})
+            if name in others
+            else train_split(tasks[name], limit)
+            for name, limit in limits.items()
+        ]
 
     def _recorded(self, opened: HfRuntime, pair: PairSpec, layers: tuple[int, ...]) -> RecordedTasks:
         """A pair's recordings, with the drafts of those of the wanted drafters that it has."""

@@ -2,7 +2,7 @@
 right in part and say how sure they are."""
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,13 @@ class DraftingRuntime(ScriptedRuntime):
         return InPartRight(method, self.clock)
 
 
+class Followed(TableTarget):
+    """Can be led along a text, of which these drafters see nothing."""
+
+    def follow(self, token_ids: Sequence[int]) -> Iterator[None]:
+        yield from (None for _ in token_ids)
+
+
 @pytest.fixture(scope="module")
 def recording() -> Recording:
     return record()
@@ -107,8 +114,8 @@ def drafted(recording: Recording) -> dict[str, Drafted]:
     found = {}
     for name in NAMES:
         drafter = InPartRight(Draft(drafter=name, num_draft_tokens=LONGEST), Clock())
-        along = [drafts_along(TableTarget(), drafter, one.request, one.output_ids) for one in recording.recorded]
-        found[name] = drafted_of((draft for drafts in along for draft in drafts), LONGEST)
+        along = [drafts_along(Followed(), [drafter], one.request, one.output_ids) for one in recording.recorded]
+        found[name] = drafted_of((draft for [drafts] in along for draft in drafts), LONGEST)
     return found
 
 

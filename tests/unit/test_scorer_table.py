@@ -14,12 +14,14 @@ from choicespec.reports.scorer_table import counterpart, scorer_table
 from choicespec.scorer.evaluate import Comparison, Ranking
 from choicespec.scorer.table import Row, Variant, variants
 from choicespec.spec.experiment import load_experiment
+from choicespec.spec.pair import DrafterSpec
 from choicespec.spec.training import FitSpec, ScorerTraining
 from rich.console import Console
 
 EXPERIMENTS = Path(__file__).parents[2] / "jobs" / "experiments"
 NUM_LAYERS = 30  # of the embedded default, which the experiment is about
-UNION = ("union", "union_mtp", "union_all")  # with a drafter's proposals among the candidates, which there is not yet
+UNION = ("union", "union_mtp", "union_all")  # with drafters' drafts among the candidates
+KNOWN = {name: DrafterSpec(kind=kind, model="m") for name, kind in (("flash", "dflash"), ("head", "mtp"))}
 TRAINING = ScorerTraining(pair="p", layers=(24,), other_layers=(8, 30), train_limits={"tool_call": 8})
 
 
@@ -77,6 +79,48 @@ def test_every_published_finite_row_has_a_counterpart() -> None:
     found = {counterpart(one, NUM_LAYERS) for one in rows_of_the_experiment()}
     missing = [one for one in scorer_rows() if one.candidates == "finite" and one not in found]
     assert not missing
+
+
+UNIONS = TRAINING.model_copy(update={"drafters": ("flash", "head"), "other_sets": ((), ("head",), ("flash",))})
+
+
+def test_each_set_has_a_scorer_of_its_own_and_layers_are_compared_on_finite_ones() -> None:
+    """Fails if a set is left out or comes twice, or if the scorer itself is not the first."""
+    found = [(variant.name, variant.candidates) for variant in variants(UNIONS, KNOWN)]
+    sets = ("union[flash,head]", "finite", "union[head]", "union[flash]")
+    assert found[:4] == [("scorer", one) for one in sets]
+    assert found[4:6] == [("layer 8", "finite"), ("layer 30", "finite")]
+    assert {candidates for _, candidates in found[6:]} == {sets[0]}
+    bare = UNIONS.model_copy(update={"ablations": False})
+    assert [(variant.name, variant.candidates) for variant in variants(bare, KNOWN)] == found[:6]
+
+
+def test_a_union_stands_beside_the_published_union_of_its_drafters() -> None:
+    """Fails if a union's figure is compared with that of finite sets, of other drafters or of another task."""
+    (all_of, finite, head, flash), tool = list(variants(UNIONS, KNOWN))[:4], ("Qwen3-4B", "Qwen3.8-27B")
+    code = [counterpart(row(one, "python_repo"), NUM_LAYERS) for one in (finite, flash, head, all_of)]
+    assert [one and (one.target, one.candidates) for one in code] == [
+        ("Qwen3-4B (Python)", "finite"),
+        ("Qwen3-4B (Python)", "union"),
+        None,
+        None,
+    ]
+    calls = [counterpart(row(one), NUM_LAYERS) for one in (finite, flash, head, all_of)]
+    assert [one and (one.target, one.hidden, one.candidates) for one in calls] == [
+        (tool[0], "bf16", "finite"),
+        (tool[0], "bf16", "union"),
+        (tool[1], "bf16", "union_mtp"),
+        (tool[1], "bf16", "union_all"),
+    ]
+    other = counterpart(row(flash, precision="q4_0 float32"), NUM_LAYERS)
+    assert other is not None
+    assert (other.hidden, other.candidates) == ("NF4, scorer trained on bf16", "union")
+
+
+def test_a_scorer_over_no_drafts_stays_the_row_that_it_was() -> None:
+    """Fails if every row that was kept before there were unions is fitted again."""
+    kept = next(variants(TRAINING, {})).model_dump_json()
+    assert "drafters" not in kept
 
 
 def test_published_rows_with_a_drafters_proposals_have_none() -> None:
@@ -163,9 +207,10 @@ def test_a_row_holds_every_figure_with_its_interval_and_n() -> None:
     """Fails if a figure is printed without its interval, under another heading, or without what it was measured on."""
     (found,) = cells(row())
     (last,) = [heading for heading in found if heading.startswith("published")]
-    assert found.pop(last) == "Qwen3-4B bf16: 60.3 -> 80.3; 3.84 -> 4.73 (5.48)"
+    assert found.pop(last) == "Qwen3-4B bf16, finite: 60.3 -> 80.3; 3.84 -> 4.73 (5.48)"
     assert found == {
         "task": "tool_call",
+        "candidates": "finite",
         "scorer": "scorer",
         "target": "float32",
         "n": "64",
@@ -192,7 +237,12 @@ def test_the_table_prints() -> None:
         row(next(variants(TRAINING, {})).model_copy(update={"hidden_states": False})),
     ]
     Console(file=text, width=240).print(scorer_table(rows, NUM_LAYERS, "mine"))
-    for part in ("mine", "50.0 -> 75.0 [62.5, 87.5]", "3.75 [3.62, 3.88]", "Qwen3-4B (Python) bf16: 63.0 -> 70.8"):
+    for part in (
+        "mine",
+        "50.0 -> 75.0 [62.5, 87.5]",
+        "3.75 [3.62, 3.88]",
+        "Qwen3-4B (Python) bf16, finite: 63.0 -> 70.8",
+    ):
         assert part in text.getvalue()
 
 

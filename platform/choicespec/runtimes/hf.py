@@ -221,8 +221,10 @@ class HfRuntime:
         stops = [self._stop_rule(request) for request in requests]
         return record_batch(self.model, requests, stops, layers, prompt_states)
 
-    def draft_along(self, outputs: Sequence[tuple[Request, Sequence[int]]], method: Draft) -> list[list[Proposal]]:
-        """What one of the pair's drafters drafts at each position of known outputs; see ``decoding.along``.
+    def draft_along(
+        self, outputs: Sequence[tuple[Request, Sequence[int]]], methods: Sequence[Draft]
+    ) -> list[list[list[Proposal]]]:
+        """What some of the pair's drafters draft at each position of known outputs; see ``decoding.along``.
 
         Raises:
             CheckpointError: the drafter is missing, broken or for another target.
@@ -230,8 +232,8 @@ class HfRuntime:
         self.load()
         assert self._target is not None
         self._target.choose = greedy
-        proposer = self._proposers.of(method)
-        return [drafts_along(self._target, proposer, request, output_ids) for request, output_ids in outputs]
+        proposers = [self._proposers.of(method) for method in methods]
+        return [drafts_along(self._target, proposers, request, output_ids) for request, output_ids in outputs]
 
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """The loop is choicespec's own."""

@@ -106,6 +106,9 @@ class ExperimentSpec(Frozen):
             _known(self.scorer.transfer, self.pairs, "scorer.transfer")
             _known(self.scorer.train_tasks, self.scorer.train_limits, "scorer.train_tasks")
             _known(self.scorer.train_tasks.values(), self.tasks, "scorer.train_tasks")
+            for name, other in self.scorer.train_tasks.items():
+                taken = self.tasks[other].model_copy(update={"limit": self.scorer.train_limits[name]})
+                _check_held_out(f"scorer.train_tasks.{name}", taken, self.tasks[name])
         for field, training in (("scorer", self.scorer), ("drafter", self.drafter)):
             if training is not None:
                 _known([training.pair], self.pairs, f"{field}.pair")
@@ -220,7 +223,8 @@ def _check_held_out(where: str, searched: TaskSpec, held_out: TaskSpec) -> None:
     split, other_split = one.pop("split"), other.pop("split")
     if one != other:
         raise ValueError(f"{where}: it and the task it is confirmed on must differ in split, skip and limit only")
-    if split == other_split and held_out.skip < searched.skip + searched.limit:
+    apart = held_out.skip >= searched.skip + searched.limit or searched.skip >= held_out.skip + held_out.limit
+    if split == other_split and not apart:
         raise ValueError(
             f"{where}: it and the task it is confirmed on take the same prompts of split {split!r}; give the latter "
             f"split: test, or skip: {searched.skip + searched.limit}"

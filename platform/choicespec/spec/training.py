@@ -41,8 +41,8 @@ class ScorerTraining(Frozen):
         other_sets: drafters of further sets, each with a scorer of its own in a row of the table; none of them is the
             finite set.
         train_limits: prompts of each task's train split; the experiment's tasks say what is held out.
-        train_tasks: for some of those tasks, the name of a task whose train split is taken instead, such as prompts
-            that the drafters were not fitted to.
+        train_tasks: for some of those tasks, the name of a task whose prompts are taken instead of its train split,
+            such as prompts that the drafters were not fitted to.
         batch_size: requests recorded together.
         fit: how the scorer is fitted.
         ablations: whether the table also has the split by function, scorers that read less, and other seeds.
