@@ -84,11 +84,14 @@ def dry_run(experiment: ExperimentSpec, results: ResultsFolder, refusal: Callabl
     console.print(table)
     notes.print()
     _say_published(trials)
-    scored = scorer_counterparts(experiment)
-    if scored:
-        say(f"jobs.train evaluate makes {len(scored)} published rows of the scorer table:")
-        for row in scored:
-            say(f"  {row.target} {row.hidden}, {row.candidates}: {row.figures}")
+
+def say_scorers(experiment: ExperimentSpec) -> None:
+    """Print which published rows of the scorer table an experiment's training makes."""
+    rows = scorer_counterparts(experiment)
+    if rows:
+        say(f"{experiment.name}: jobs.train evaluate makes {len(rows)} published rows of the scorer table:")
+    for row in rows:
+        say(f"  {row.target} {row.hidden}, {row.candidates}: {row.figures}")
 
 
 def _taken(trial: TrialSpec, trials: Sequence[TrialSpec], types: Sequence[NodeType], notes: _Notes) -> _Taken:
