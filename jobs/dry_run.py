@@ -85,6 +85,7 @@ def dry_run(experiment: ExperimentSpec, results: ResultsFolder, refusal: Callabl
     notes.print()
     _say_published(trials)
 
+
 def say_scorers(experiment: ExperimentSpec) -> None:
     """Print which published rows of the scorer table an experiment's training makes."""
     rows = scorer_counterparts(experiment)

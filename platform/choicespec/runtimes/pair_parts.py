@@ -66,10 +66,26 @@ def as_trained(pair: PairSpec, method: Draft) -> Draft:
     return method.model_copy(update={"num_draft_tokens": min(k, trained or k)})
 
 
-def drafter_refusal(pair: PairSpec, method: Draft) -> str | None:
-    """Why a drafter cannot draft for the pair's target, or None."""
+def drafter_refusal(pair: PairSpec, name: str) -> str | None:
+    """Why one of a pair's drafters cannot draft for its target, or None."""
     try:
-        open_drafter(pair, method.drafter)
+        open_drafter(pair, name)
     except CheckpointError as error:
         return str(error)
+    return None
+
+
+def peer_refusal(pair: PairSpec, name: str) -> str | None:
+    """Why transformers' own generators cannot draft with one of a pair's drafters, or None."""
+    reason = drafter_refusal(pair, name)
+    if reason is not None:
+        return reason
+    kind = pair.drafters[name].kind
+    if kind == "mtp":
+        return (
+            "transformers' own MTP drafts one token a layer, by layers in the target's own checkpoint and the target's LM "
+            f"head, but {name!r} iterates its one layer"
+        )
+    if kind != "dflash":
+        return f"transformers' own generators draft with kind 'dflash', but {name!r} is of kind {kind!r}"
     return None

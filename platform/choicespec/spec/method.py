@@ -140,17 +140,28 @@ class TransformersGenerate(Frozen):
 
     Attributes:
         prompt_lookup_num_tokens: None decodes greedily; a number turns on transformers' own prompt lookup.
+        drafter: the name in ``pair.drafters`` of one of kind ``dflash``, with which transformers' own DFlash drafts.
     """
 
     kind: Literal["transformers_generate"] = "transformers_generate"
     prompt_lookup_num_tokens: int | None = Field(default=None, ge=1)
+    # Left out where there is none, so that what was measured before keeps its identity.
+    drafter: str | None = Field(default=None, min_length=1, exclude_if=lambda drafter: drafter is None)
+
+    @model_validator(mode="after")
+    def _drafts_one_way(self) -> "TransformersGenerate":
+        if self.drafter is not None and self.prompt_lookup_num_tokens is not None:
+            raise ValueError(f"drafter={self.drafter} and prompt_lookup_num_tokens exclude each other; leave one out")
+        return self
 
     @property
     def drafts(self) -> bool:
-        return self.prompt_lookup_num_tokens is not None
+        return self.prompt_lookup_num_tokens is not None or self.drafter is not None
 
     @property
     def label(self) -> str:
+        if self.drafter is not None:
+            return f"transformers draft {self.drafter}"
         if self.prompt_lookup_num_tokens is None:
             return "transformers generate"
         return f"transformers prompt lookup k={self.prompt_lookup_num_tokens}"
@@ -227,7 +238,10 @@ def decided_live(method: "MethodSpec") -> bool:
 
 def drafters_of(method: "MethodSpec") -> tuple[str, ...]:
     """The names in ``pair.drafters`` that a method calls."""
-    return (method.drafter,) if isinstance(method, Draft) else method.drafters if isinstance(method, Choice) else ()
+    if isinstance(method, Choice):
+        return method.drafters
+    one = method.drafter if isinstance(method, Draft | TransformersGenerate) else None
+    return (one,) if one is not None else ()
 
 
 MethodSpec = Annotated[
