@@ -83,8 +83,8 @@ def peer_refusal(pair: PairSpec, name: str) -> str | None:
     kind = pair.drafters[name].kind
     if kind == "mtp":
         return (
-            "transformers' own MTP drafts one token a layer, by layers in the target's own checkpoint and the target's LM "
-            f"head, but {name!r} iterates its one layer"
+            "transformers' own MTP drafts one token a layer, by layers in the target's checkpoint and its LM head, but "
+            f"{name!r} iterates its one layer"
         )
     if kind != "dflash":
         return f"transformers' own generators draft with kind 'dflash', but {name!r} is of kind {kind!r}"
