@@ -7,8 +7,8 @@ WITH_VLLM := .venv/installed-vllm
 export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters live tune replay peers serve serve-check report ui test test-gpu \
-  check format
+.PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters scorer-union live tune replay peers serve serve-check report \
+  ui test test-gpu check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
 	$(BIN)/python -m jobs.bench smollm2
@@ -27,6 +27,9 @@ scorer-table: $(INSTALLED)    ## the scorer beside prior, oracle, ablations and 
 
 drafters: $(INSTALLED)        ## a DFlash drafter and a multi-token head for the embedded default, trained here; about two hours
 	$(BIN)/python -m jobs.train drafter drafters
+
+scorer-union: $(INSTALLED)    ## scorers over finite candidates and the drafts of `make drafters`, and their table; about an hour
+	$(BIN)/python -m jobs.train evaluate scorer_union
 
 live: $(INSTALLED)            ## the scorer against prior, prompt lookup and transformers' own, on 48 held-out prompts a task
 	$(BIN)/python -m jobs.bench scorer

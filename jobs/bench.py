@@ -25,7 +25,7 @@ from choicespec.tracking.connection import tracking_uri
 from choicespec.tracking.registry import ChampionRegistry
 from choicespec.tracking.runs import ExperimentRun
 
-from jobs.dry_run import dry_run, nothing_fetched
+from jobs.dry_run import dry_run, nothing_fetched, say_scorers
 from jobs.terminal import EXPERIMENTS, ProgressLines, console, home, say
 
 _MOST_LISTED = 5
@@ -35,12 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job; 0 when every trial has a result, 1 when some failed, 2 when what was asked is wrong."""
     args = _parse(arguments)
     try:
+        whole = load_experiments(args.experiment, EXPERIMENTS)
         experiments = [
-            experiment.narrowed(limit=args.limit, tasks=args.tasks, methods=args.methods)
-            for experiment in load_experiments(args.experiment, EXPERIMENTS)
+            experiment.narrowed(limit=args.limit, tasks=args.tasks, methods=args.methods) for experiment in whole
         ]
         if args.dry_run:
             _dry_run(experiments)
+            for experiment in whole:
+                say_scorers(experiment)
             return 0
         return max(_run(experiment, args) for experiment in experiments)
     except ChoiceSpecError as error:

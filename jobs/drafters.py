@@ -59,9 +59,16 @@ class DrafterJob:
         tapped = self._spec.dflash.layers if self._spec.dflash else ()
         if max(tapped, default=1) > num_layers:
             raise SpecError(f"drafter.dflash.layers: {tapped}; the target has 1 to {num_layers}")
-        self._layers = tuple(sorted({*tapped, *((num_layers,) if self._spec.mtp else ())}))
         self._folder = home() / "results" / experiment.name
-        self._recorded = RecordedTasks(self._folder / "recordings", runtime, self._spec.batch_size, prompt_states=True)
+        self._recorded = RecordedTasks(
+            self._folder / "recordings",
+            runtime,
+            self._opened,
+            self._pair,
+            layers=tuple(sorted({*tapped, *((num_layers,) if self._spec.mtp else ())})),
+            batch_size=self._spec.batch_size,
+            prompt_states=True,
+        )
 
     def run(self, output: Path | None) -> None:
         """Record, fit, judge on the held-out prompts, save, log; what an earlier run has done is not done again."""
@@ -109,10 +116,10 @@ class DrafterJob:
         train, test = self._tasks("train"), self._tasks("test")
         with ray_session():
             for task in (*train.values(), *test.values()):
-                self._recorded.record(self._opened, self._pair, task, self._layers)
+                self._recorded.record(task)
         return (
-            Recordings([self._recorded.of(self._opened, task, self._layers) for task in train.values()]),
-            {name: Recordings([self._recorded.of(self._opened, task, self._layers)]) for name, task in test.items()},
+            Recordings([self._recorded.of(task) for task in train.values()]),
+            {name: Recordings([self._recorded.of(task)]) for name, task in test.items()},
         )
 
     def _tasks(self, split: Split) -> dict[str, TaskSpec]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from choicespec.cluster.nodes import NodeType, choose_node, read_node_types
 from choicespec.cluster.placement import describe_shortage, fits_a_node
 from choicespec.errors import CheckpointError
-from choicespec.reports.published_rows import counterparts, cpu_refusal
+from choicespec.reports.published_rows import counterparts, cpu_refusal, scorer_counterparts
 from choicespec.results import ResultsFolder
 from choicespec.runtimes.gpu_memory import trial_memory, worker_bytes
 from choicespec.spec.experiment import ExperimentSpec, TrialSpec
@@ -84,6 +84,15 @@ def dry_run(experiment: ExperimentSpec, results: ResultsFolder, refusal: Callabl
     console.print(table)
     notes.print()
     _say_published(trials)
+
+
+def say_scorers(experiment: ExperimentSpec) -> None:
+    """Print which published rows of the scorer table an experiment's training makes."""
+    rows = scorer_counterparts(experiment)
+    if rows:
+        say(f"{experiment.name}: jobs.train evaluate makes {len(rows)} published rows of the scorer table:")
+    for row in rows:
+        say(f"  {row.target} {row.hidden}, {row.candidates}: {row.figures}")
 
 
 def _taken(trial: TrialSpec, trials: Sequence[TrialSpec], types: Sequence[NodeType], notes: _Notes) -> _Taken:

@@ -15,7 +15,6 @@ from choicespec.cluster.costs import measure_on_worker
 from choicespec.cluster.recording import Wanted, draft, record
 from choicespec.errors import ChoiceSpecError, RecordingError, TrackingError
 from choicespec.measuring.cost import load_costs
-from choicespec.replay.drafted import drafted_of
 from choicespec.replay.predicted import Predicted, keep_predicted
 from choicespec.replay.recorded import RecordedPair
 from choicespec.replay.simulate import Replay
@@ -28,7 +27,6 @@ from choicespec.spec.method import (
     NOT_RECORDED,
     Autoregressive,
     Choice,
-    Draft,
     TransformersGenerate,
     decided_live,
     drafters_of,
@@ -106,7 +104,7 @@ def recordable(experiment: ExperimentSpec) -> Iterator[Recordable]:
             found[pair, runtime] = Recordable(RecordedPair(folder, runtime, pair), [], [])
         _, tasks, drafters = found[pair, runtime]
         for name in drafters_of(method):
-            if name not in drafters and drafter_refusal(pair, Draft(drafter=name)) is None:
+            if name not in drafters and drafter_refusal(pair, name) is None:
                 drafters.append(name)
         if task not in tasks:
             open_task(task).check()
@@ -128,11 +126,8 @@ def record_task(pair: RecordedPair, task: TaskSpec, drafters: Sequence[str]) -> 
         f"{task.label}: {len(proposals.ends)} requests, {len(proposals.limits)} positions; a token of output takes "
         f"{(proposals.bytes_per_token + states) / 1024:.1f} KiB, {states / 1024:.1f} of it hidden states"
     )
-    for method in map(pair.longest_draft, drafters):
-        file = pair.drafted_file(task, method)
-        if file.load() is None:
-            drafts = draft(wanted, pair.recording(task).read(), method, BATCH_SIZE, ProgressLines())
-            file.save(drafted_of(drafts, method.num_draft_tokens))
+    files = {method: pair.drafted_file(task, method) for method in map(pair.longest_draft, drafters)}
+    draft(wanted, files, BATCH_SIZE, ProgressLines())
 
 
 def record_costs(pair: RecordedPair, task: TaskSpec, drafters: Sequence[str], again: bool = False) -> None:

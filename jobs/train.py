@@ -1,7 +1,7 @@
 """Train and judge a scorer or drafters: ``python -m jobs.train scorer NAME``, here or under ``ray job submit``.
 
 ``scorer`` records the target's outputs, fits a scorer to the train split, judges it on held-out prompts and saves it.
-``evaluate`` makes its table: other layers, other precisions, the split by function, ablations and seeds.
+``evaluate`` makes its table: other candidate sets, layers and precisions, the split by function, ablations and seeds.
 ``drafter`` does as ``scorer`` for a DFlash drafter and a head for multi-token prediction.
 """
 
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 from choicespec.candidates.request import RequestCandidates, repository_of
@@ -19,12 +20,14 @@ from choicespec.errors import ChoiceSpecError, SpecError, TrackingError
 from choicespec.reports.scorer_table import scorer_table
 from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.hf import HfRuntime
+from choicespec.runtimes.pair_parts import as_trained, open_drafter
 from choicespec.scorer.corpus import Corpus, RecordedTask
 from choicespec.scorer.examples import build_examples
 from choicespec.scorer.files import Scorer, ScorerManifest, check_scorer, load_scorer, save_scorer
 from choicespec.scorer.model import Embed, ScorerNet
-from choicespec.scorer.table import Row, Variant, fit_variant, rows_of, variants
+from choicespec.scorer.table import Row, Variant, fit_variant, of_sets, rows_of, variants
 from choicespec.spec.experiment import ExperimentSpec, load_experiment
+from choicespec.spec.method import Draft
 from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import TaskSpec
@@ -85,80 +88,104 @@ class Training:
         self._pair = experiment.pairs[self._spec.pair]
         for name in (self._spec.pair, *self._spec.transfer):
             check_checkpoint(experiment.pairs[name].target.model, experiment.pairs[name].target.revision)
-        for name in self._spec.train_limits:
+        for name, train in zip(self._spec.train_limits, self._train_tasks(), strict=True):
             if experiment.tasks[name].split != "test":
                 raise SpecError(f"tasks.{name}.split: 'train' is what the scorer is fitted to; it is judged on 'test'")
-            open_task(experiment.tasks[name]).check()
+            for task in (experiment.tasks[name], train):
+                open_task(task).check()
         self._folder = home() / "results" / experiment.name
-        self._recordings = RecordedTasks(self._folder / "recordings", runtime, self._spec.batch_size)
+        self._sets = of_sets(self._spec, self._pair.drafters)
         self._opened = HfRuntime(runtime, self._pair)
         num_layers = self._opened.identity.num_layers
         if max(self._spec.recorded_layers) > num_layers:
             raise SpecError(
                 f"scorer.layers and other_layers: {self._spec.recorded_layers}; the target has 1 to {num_layers}"
             )
+        for name in self._spec.recorded_drafters:
+            open_drafter(self._pair, name)
         embedding = self._opened.input_embedding()
         self._embed: Embed = lambda token_ids: embedding[token_ids]
 
     def scorer(self, output: Path | None) -> None:
         """Record, fit, judge on the held-out prompts, save, log."""
-        scorer = self._train(self._corpus())
+        scorer = self._train(self._corpus(), self._sets[0])
         if output is not None:
             save_scorer(output, scorer)
         num_layers = scorer.manifest.target.num_layers
         console.print(scorer_table(scorer.manifest.held_out, num_layers, self._experiment.name))
-        say(f"saved in {output or self._saved}")
+        say(f"saved in {output or self._saved(self._sets[0])}")
 
     def evaluate(self) -> None:
         """Make the rows of the table that are missing, and print all."""
         corpus = self._corpus()
-        if not self._saved.exists():
-            self._train(corpus)
-        rows = [row for variant in variants(self._spec) for row in self._rows(corpus, variant)]
-        rows += self._transferred()
+        rows = [row for variant in variants(self._spec, self._pair.drafters) for row in self._rows(corpus, variant)]
+        rows += [row for name in self._spec.transfer for row in self._transferred(self._experiment.pairs[name])]
         console.print(scorer_table(rows, self._opened.identity.num_layers, self._experiment.name))
 
-    @property
-    def _saved(self) -> Path:
-        return self._folder / "scorer"
+    def _saved(self, of_set: Variant) -> Path:
+        """The folder of the scorer of one of the sets."""
+        parts = [] if of_set == self._sets[0] else [*of_set.drafters] or ["finite"]
+        return self._folder / "-".join(["scorer", *parts])
 
-    def _train(self, corpus: Corpus) -> Scorer:
-        """The experiment's scorer, saved in its folder and logged."""
-        variant = next(variants(self._spec))
+    def _train(self, corpus: Corpus, of_set: Variant) -> Scorer:
+        """The scorer of one of the sets, saved in its folder and logged."""
         losses: list[float] = []
-        net = self._fit(corpus, variant, losses)
-        rows = rows_of(corpus, variant, net, self._pair.target.precision)
-        scorer = Scorer(net, self._manifest(corpus, variant, net, rows))
-        save_scorer(self._saved, scorer)
-        self._log(variant, losses, rows)
+        net = self._fit(corpus, of_set, losses)
+        rows = rows_of(corpus, of_set, net, self._pair.target.precision)
+        scorer = Scorer(net, self._manifest(corpus, of_set, net, rows))
+        save_scorer(self._saved(of_set), scorer)
+        _keep(self._kept(of_set, self._opened, self._tasks()), rows)
+        self._log(of_set, losses, rows)
         return scorer
 
     def _corpus(self) -> Corpus:
         """Both splits of each task, recorded where they are not yet."""
-        tasks, limits = self._tasks(), self._spec.train_limits
-        train = {name: train_split(task, limits[name]) for name, task in tasks.items()}
+        tasks, recorded = self._tasks(), self._recorded(self._opened, self._pair, self._spec.recorded_layers)
+        train = dict(zip(tasks, self._train_tasks(), strict=True))
         with ray_session():
             for task in (*tasks.values(), *train.values()):
-                self._recordings.record(self._opened, self._pair, task, self._spec.recorded_layers)
+                recorded.record(task)
         return Corpus(
-            {name: self._read(self._opened, task, self._spec.recorded_layers) for name, task in train.items()},
-            {name: self._read(self._opened, task, self._spec.recorded_layers) for name, task in tasks.items()},
+            {name: self._read(recorded, task) for name, task in train.items()},
+            {name: self._read(recorded, task) for name, task in tasks.items()},
         )
 
-    def _read(self, opened: HfRuntime, task: TaskSpec, layers: tuple[int, ...]) -> RecordedTask:
+    def _train_tasks(self) -> list[TaskSpec]:
+        """What the scorer is fitted to, a task for each that is held out."""
+        tasks, limits, others = self._experiment.tasks, self._spec.train_limits, self._spec.train_tasks
+        return [
+            tasks[others[name]].model_copy(update={"limit": limit})
+            if name in others
+            else train_split(tasks[name], limit)
+            for name, limit in limits.items()
+        ]
+
+    def _recorded(self, opened: HfRuntime, pair: PairSpec, layers: tuple[int, ...]) -> RecordedTasks:
+        """A pair's recordings, with the drafts of those of the wanted drafters that it has."""
+        length = self._spec.block_length
+        drafts = [
+            as_trained(pair, Draft(drafter=name, num_draft_tokens=length))
+            for name in self._spec.recorded_drafters
+            if name in pair.drafters
+        ]
+        folder = self._folder / "recordings"
+        return RecordedTasks(folder, self._runtime, opened, pair, layers, self._spec.batch_size, drafts)
+
+    def _read(self, recorded: RecordedTasks, task: TaskSpec) -> RecordedTask:
         """A recorded task with its candidate sets, which are drawn anew: they depend on settings, and take a minute."""
         say(f"candidate sets of {task.label} ({task.split})")
-        recorded = self._recordings.of(opened, task, layers).read()
+        opened, outputs = recorded.opened, recorded.of(task).read()
         documents = open_task(task).prompts(opened.tokenizer, opened.context_tokens).repository()
         repository = repository_of(documents, opened.tokenizer.encode)
         most, length = self._spec.num_candidates, self._spec.block_length
         candidates = RequestCandidates(length, most, opened.tokenizer.encode, repository)
-        return RecordedTask(recorded, build_examples(recorded, candidates, most, length))
+        examples = build_examples(outputs, candidates, most, length, recorded.drafted(task))
+        return RecordedTask(outputs, examples, recorded.drafters)
 
     def _fit(self, corpus: Corpus, variant: Variant, losses: list[float]) -> ScorerNet:
         def on_epoch(done: int, loss: float) -> None:
             losses.append(loss)
-            say(f"{variant.name}: epoch {done}/{variant.fit.epochs}, loss {loss:.4f}")
+            say(f"{variant.label}: epoch {done}/{variant.fit.epochs}, loss {loss:.4f}")
 
         return fit_variant(corpus, variant, self._embed, on_epoch)
 
@@ -169,41 +196,46 @@ class Training:
             block_length=self._spec.block_length,
             embedding_size=net.shape.embedding_size,
             width=net.shape.width,
+            drafters={name: self._pair.drafters[name] for name in variant.drafters},
             trained_on=corpus.train_prompts(variant.split_by),
             held_out=tuple(rows),
         )
 
     def _rows(self, corpus: Corpus, variant: Variant) -> list[Row]:
-        """A variant's rows, from its file if they are there."""
+        """A variant's rows, from its file if they are there; so is a set's scorer then."""
         kept = self._kept(variant, self._opened, self._tasks())
-        if not kept.exists():
-            losses: list[float] = []
-            net = self._fit(corpus, variant, losses)
+        if variant in self._sets and not (kept.exists() and self._saved(variant).exists()):
+            self._train(corpus, variant)
+        elif not kept.exists():
+            net = self._fit(corpus, variant, [])
             _keep(kept, rows_of(corpus, variant, net, self._pair.target.precision))
         return _kept_rows(kept)
 
-    def _transferred(self) -> list[Row]:
-        """The saved scorer, as it is, on the other pairs' own outputs."""
-        variant = next(variants(self._spec))
+    def _transferred(self, pair: PairSpec) -> list[Row]:
+        """The saved scorers, as they are, on another pair's own outputs; of the sets whose drafters it has."""
+        opened = HfRuntime(self._runtime, pair)
+        corpus = cache(partial(self._transfer_corpus, opened, pair))
         rows: list[Row] = []
-        for name in self._spec.transfer:
-            pair = self._experiment.pairs[name]
-            opened = HfRuntime(self._runtime, pair)
-            weights = hashlib.sha256((self._saved / SCORER_WEIGHTS).read_bytes()).hexdigest()
-            kept = self._kept(variant, opened, self._tasks(self._spec.transfer_limit), weights)
+        for of_set in self._sets:
+            kinds = {name: drafter.kind for name, drafter in pair.drafters.items()}
+            if not of_set.drafters.items() <= kinds.items():
+                continue
+            folder = self._saved(of_set)
+            weights = hashlib.sha256((folder / SCORER_WEIGHTS).read_bytes()).hexdigest()
+            kept = self._kept(of_set, opened, self._tasks(self._spec.transfer_limit), weights)
             if not kept.exists():
-                manifest = check_scorer(self._saved, opened.identity, transfer=True)
-                net = load_scorer(self._saved, manifest, self._embed).net
-                _keep(kept, rows_of(self._transfer_corpus(opened, pair), variant, net, pair.target.precision))
+                manifest = check_scorer(folder, opened.identity, transfer=True)
+                net = load_scorer(folder, manifest, self._embed).net
+                _keep(kept, rows_of(corpus(), of_set, net, pair.target.precision))
             rows += _kept_rows(kept)
         return rows
 
     def _transfer_corpus(self, opened: HfRuntime, pair: PairSpec) -> Corpus:
-        tasks = self._tasks(self._spec.transfer_limit)
+        tasks, recorded = self._tasks(self._spec.transfer_limit), self._recorded(opened, pair, self._spec.layers)
         with ray_session():
             for task in tasks.values():
-                self._recordings.record(opened, pair, task, self._spec.layers)
-        return Corpus({}, {name: self._read(opened, task, self._spec.layers) for name, task in tasks.items()})
+                recorded.record(task)
+        return Corpus({}, {name: self._read(recorded, task) for name, task in tasks.items()})
 
     def _tasks(self, limit: int | None = None) -> dict[str, TaskSpec]:
         """What is held out of each task; all of it, or so many prompts."""
@@ -216,22 +248,26 @@ class Training:
         """The file of a variant's rows: another target, task, setting or kept scorer has another."""
         settings = self._spec.model_dump_json(include={"train_limits", "block_length", "num_candidates"})
         held_out = [task.model_dump_json() for task in tasks.values()]
-        of = (variant.model_dump_json(), opened.identity.model_dump_json(), settings, *held_out, scorer)
+        others = [self._experiment.tasks[name].model_dump_json() for name in self._spec.train_tasks.values()]
+        drafters = [self._pair.drafters[name].model_dump_json() for name in variant.drafters]
+        target = opened.identity.model_dump_json()
+        of = (variant.model_dump_json(), target, settings, *held_out, *others, *drafters, scorer)
         return self._folder / "table" / f"{digest(*of)}.json"
 
-    def _log(self, variant: Variant, losses: Sequence[float], rows: Sequence[Row]) -> None:
+    def _log(self, of_set: Variant, losses: Sequence[float], rows: Sequence[Row]) -> None:
         """MLflow where it can be used; the files have everything."""
         params = {
-            "layers": str(variant.layers),
-            "split_by": variant.split_by,
-            **{f"fit.{name}": str(value) for name, value in variant.fit.model_dump().items()},
+            "layers": str(of_set.layers),
+            "split_by": of_set.split_by,
+            "candidates": of_set.candidates,
+            **{f"fit.{name}": str(value) for name, value in of_set.fit.model_dump().items()},
         }
         try:
             run = ExperimentRun(tracking_uri(home()), self._experiment)
-            run.log_scorer(variant.name, params, losses, rows, self._saved)
+            run.log_scorer(self._saved(of_set).name, params, losses, rows, self._saved(of_set))
             run.finish([])
         except TrackingError as error:
-            say(f"{error}\nthe scorer is saved in {self._saved} all the same", "yellow")
+            say(f"{error}\nthe scorer is saved in {self._saved(of_set)} all the same", "yellow")
 
 
 def _keep(path: Path, rows: Sequence[Row]) -> None:

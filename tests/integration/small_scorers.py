@@ -1,6 +1,6 @@
 """Scorers of a few hundred weights, and examples made by hand for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from choicespec.scorer.examples import NO_TOKEN, Examples, SetArrays
 from choicespec.scorer.files import Scorer, ScorerManifest
 from choicespec.scorer.model import Batch, Reads, ScorerNet, Shape
 from choicespec.scorer.table import Row, Variant
+from choicespec.spec.pair import DrafterSpec
 from choicespec.spec.training import FitSpec
 from numpy.typing import NDArray
 
@@ -27,10 +28,15 @@ def embed(token_ids: torch.Tensor) -> torch.Tensor:
     return torch.randn(VOCABULARY, EMBEDDING, generator=dice)[token_ids]
 
 
-def small_net(seed: int = 0, reads: Reads = Reads(), layers: int = 1) -> ScorerNet:  # noqa: B008  (immutable)
+def small_net(
+    seed: int = 0,
+    reads: Reads = Reads(),  # noqa: B008  (immutable)
+    layers: int = 1,
+    drafters: int = 0,
+) -> ScorerNet:
     """Random weights, the same for the same seed."""
     torch.manual_seed(seed)
-    return ScorerNet(Shape(HIDDEN * layers, EMBEDDING, len(Features._fields), LENGTH), embed, reads).eval()
+    return ScorerNet(Shape(HIDDEN * layers, EMBEDDING, len(Features._fields) + drafters, LENGTH), embed, reads).eval()
 
 
 def random_batch(seed: int, positions: int, candidates: int, length: int, layers: int = 1) -> Batch:
@@ -99,15 +105,18 @@ def row(task: str = "tool_call", precision: str = "float32", variant: Variant = 
     return Row(variant=variant, task=task, precision=precision, train_prompts=96, found=COMPARISON)
 
 
-def small_scorer(seed: int = 0, layers: tuple[int, ...] = (2,), **target: object) -> Scorer:
-    """A scorer of random weights, for ``TARGET`` with some values changed."""
-    net = small_net(seed, layers=len(layers))
+def small_scorer(
+    seed: int = 0, layers: tuple[int, ...] = (2,), drafters: Mapping[str, DrafterSpec] | None = None, **target: object
+) -> Scorer:
+    """A scorer of random weights, for ``TARGET`` with some values changed, that judges the drafts of drafters."""
+    net = small_net(seed, layers=len(layers), drafters=len(drafters or {}))
     manifest = ScorerManifest(
         target=TARGET.model_copy(update=target),
         layers=layers,
         block_length=LENGTH,
         embedding_size=EMBEDDING,
         width=net.shape.width,
+        drafters=dict(drafters or {}),
         trained_on={"tool_call": 64, "python_repo": 32},
         held_out=(row(), row("python_repo")),
     )

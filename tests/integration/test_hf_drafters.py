@@ -10,12 +10,21 @@ from choicespec.errors import Unsupported
 from choicespec.records import Request
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.runtimes.runtime import check_supported
-from choicespec.spec.method import Autoregressive, Draft, MethodSpec
-from choicespec.spec.pair import DrafterSpec, PairSpec
+from choicespec.spec.method import Autoregressive, Draft, MethodSpec, TransformersGenerate
+from choicespec.spec.pair import DrafterSpec, PairSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from contracts.runtime_contract import PLAIN, assert_all_lossless, decode_all
 from integration.small_checkpoints import save_checkpoint, small_llama
-from integration.small_drafters import save_drafter, save_pair, speculators_config
+from integration.small_drafters import (
+    BLOCK,
+    LAYER,
+    checkpoint_weights,
+    dflash_net,
+    save_drafter,
+    save_pair,
+    speculators_config,
+)
+from transformers import Qwen3Config
 
 METHODS = tuple(Draft(drafter=name, num_draft_tokens=3) for name in ("dflash", "dflash2", "mtp"))
 TREE = Draft(drafter="dflash", num_draft_tokens=3, width=4)
@@ -95,6 +104,44 @@ def test_what_cannot_draft_is_refused_before_anything_loads(pair: PairSpec, draf
     """Fails if a wrong name, a missing folder or another kind of drafter is found out by a worker, minutes later."""
     with pytest.raises(Unsupported, match=message):
         check_supported(HfRuntimeSpec(), pair, Draft(drafter=drafter))
+
+
+@pytest.mark.parametrize("own_tokens", [512, 200])
+def test_transformers_own_dflash_drafts_the_same(tmp_path: Path, own_tokens: int) -> None:
+    """The peer on the same weights, also where the drafter has some of the tokens only. Fails if a figure is of other
+    drafts: every step accepts what a step of ours accepts, and the output is plain decoding's."""
+    net = dflash_net(
+        decoder=Qwen3Config(**LAYER, vocab_size=1), draft_vocab_size=own_tokens if own_tokens < 512 else None
+    )
+    layer = {"model_type": "qwen3", **LAYER, "vocab_size": 512}
+    config = speculators_config(transformer_layer_config=layer, draft_vocab_size=own_tokens)
+    dflash = save_drafter(tmp_path / "dflash", config, checkpoint_weights(net))
+    pair = PairSpec(
+        target=TargetSpec(model=str(save_checkpoint(tmp_path / "target", small_llama()))),
+        drafters={"dflash": DrafterSpec(kind="dflash", model=str(dflash))},
+    )
+    runtime = HfRuntime(HfRuntimeSpec(threads=2), pair)
+    request = Request("r", (5, 80, 3, 200, 41, 6), 24)
+    plain = runtime.generate(request, Autoregressive())
+    ours = runtime.generate(request, Draft(drafter="dflash", num_draft_tokens=BLOCK - 1))
+    peer = runtime.generate(request, TransformersGenerate(drafter="dflash"))
+    assert ours.output_ids == peer.output_ids == plain.output_ids
+    assert sum(step.proposed for step in peer.steps) > 20
+    assert [step.accepted for step in peer.steps][:-1] == [step.accepted for step in ours.steps][: len(peer.steps) - 1]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("mtp", "transformers' own MTP drafts one token a layer"),
+        ("dflash2", "draft with kind 'dflash', but 'dflash2' is of kind 'dflash2'"),
+        ("gone", "pair.drafters.gone.model: no folder"),
+    ],
+)
+def test_what_transformers_own_loop_cannot_draft_with_is_refused(pair: PairSpec, drafter: str, message: str) -> None:
+    """Fails if a peer that decodes plainly passes for one that drafts."""
+    with pytest.raises(Unsupported, match=message):
+        check_supported(HfRuntimeSpec(), pair, TransformersGenerate(drafter=drafter))
 
 
 def test_a_target_without_a_head_is_refused(tmp_path: Path) -> None:

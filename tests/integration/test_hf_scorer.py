@@ -41,6 +41,7 @@ from choicespec.tasks.prompts import Prompts, open_task
 from contracts.lossless import assert_lossless
 from integration.job_homes import job_home, write_repository
 from integration.small_checkpoints import save_checkpoint, small_llama
+from integration.small_drafters import WINDOW, checkpoint_weights, dflash_net, save_drafter, zlab_config
 from mlflow.tracking import MlflowClient
 from safetensors.torch import load_file
 
@@ -71,12 +72,15 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The experiment."""
     model = small_llama(vocab_size=256, initializer_range=_SPREAD)
     target = {"model": str(save_checkpoint(tmp_path_factory.mktemp("checkpoint"), model))}
+    drafter = zlab_config(**WINDOW, vocab_size=256, dflash_config={"mask_token_id": 250, "target_layer_ids": [0, 2]})
+    dflash = save_drafter(tmp_path_factory.mktemp("drafter"), drafter, checkpoint_weights(dflash_net()))
+    drafters = {"dflash": {"kind": "dflash", "model": str(dflash)}}
     repo = write_repository(tmp_path_factory.mktemp("repo"), modules=60)
     code = {"kind": "python_repo", "folder": str(repo), "limit": HELD_OUT, "max_new_tokens": NEW_TOKENS}
     return {
         "pairs": {
-            "small": {"target": target},
-            "q4_0": {"target": {**target, "quantization": "q4_0"}, "scorer": {"transfer": True}},
+            "small": {"target": target, "drafters": drafters},
+            "q4_0": {"target": {**target, "quantization": "q4_0"}, "drafters": drafters, "scorer": {"transfer": True}},
         },
         "runtimes": {"hf": {"kind": "hf", "threads": 1}},
         "tasks": {"code": code},
@@ -85,6 +89,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "pair": "small",
             "layers": list(LAYERS),
             "other_layers": [1],
+            "other_sets": [["dflash"]],
             "train_limits": {"code": TRAIN},
             "batch_size": 4,
             "fit": {"epochs": EPOCHS, "batch_size": 32},
@@ -200,7 +205,7 @@ def test_the_job_saves_a_scorer_with_what_it_is_for(trained: Trained) -> None:
     assert 0 < row.found.positions <= HELD_OUT * NEW_TOKENS
     assert row.found.prior.accepted.value <= row.found.oracle.accepted.value
     assert f"saved in {trained.scorer}" in trained.printed
-    assert f"{NAME} (candidates: finite)" in trained.printed
+    assert manifest.drafters == {}
 
 
 def test_the_loss_the_figures_and_the_files_are_in_mlflow(trained: Trained, home: Path) -> None:
@@ -247,7 +252,7 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_evaluate_prints_every_variant_and_the_transfer(trained: Trained, evaluated: str) -> None:
     """Fails if a row that was paid for is not shown, or if the transferred scorer is judged on its own target."""
     lines = [[cell.strip() for cell in line.split("│")] for line in evaluated.splitlines() if "│" in line]
-    rows = [(cells[2], cells[3], cells[4]) for cells in lines if cells[1] == "code"]
+    rows = [(cells[3], cells[4], cells[5]) for cells in lines if cells[1:3] == ["code", "finite"]]
     n = str(HELD_OUT)
     expected = {
         ("scorer", "float32", n),
@@ -260,7 +265,21 @@ def test_evaluate_prints_every_variant_and_the_transfer(trained: Trained, evalua
         ("scorer", "q4_0 float32", str(TRANSFERRED)),
     }
     assert expected <= set(rows)
-    assert len(rows) == len(set(rows)) == len(trained.rows())
+    assert len(rows) == len(set(rows)) == len(trained.rows()) - 2
+    unions = [(cells[3], cells[4], cells[5]) for cells in lines if cells[1:3] == ["code", "union[dflash]"]]
+    assert unions == [("scorer", "float32", n), ("scorer", "q4_0 float32", str(TRANSFERRED))]
+
+
+def test_a_scorer_over_a_union_is_kept_with_what_it_was_trained_beside(trained: Trained, evaluated: str) -> None:
+    """Fails if the scorer of a further set replaces the experiment's, judges no drafts, or is judged on finite sets."""
+    pair = load_experiment(trained.yaml, EXPERIMENTS).pairs["small"]
+    manifest = scorer_of(pair.model_copy(update={"scorer": ScorerSpec(folder=str(trained.folder / "scorer-dflash"))}))
+    assert manifest.drafters == pair.drafters
+    (row,) = manifest.held_out
+    assert row.variant.candidates == "union[dflash]"
+    (finite,) = scorer_of(pair.model_copy(update={"scorer": ScorerSpec(folder=str(trained.scorer))})).held_out
+    assert row.found.candidates > finite.found.candidates
+    assert row.found.oracle.accepted.value >= finite.found.oracle.accepted.value
 
 
 def test_evaluate_goes_on_from_the_rows_that_are_kept(trained: Trained, evaluated: str) -> None:
@@ -310,7 +329,7 @@ def test_more_transferred_prompts_are_other_rows(elsewhere: Path, content: dict[
     changed = {**content, "scorer": {**content["scorer"], "transfer_limit": TRANSFERRED + 1}}
     printed = _done(train, "evaluate", _write(elsewhere, changed))
     (line,) = [line for line in _table(printed) if "q4_0" in line]
-    assert [cell.strip() for cell in line.split("│")][4] == str(TRANSFERRED + 1)
+    assert [cell.strip() for cell in line.split("│")][5] == str(TRANSFERRED + 1)
 
 
 def test_live_the_outputs_are_plain_decodings(live: Live) -> None:

@@ -5,17 +5,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
+import torch
 from choicespec.decoding.proposer import Proposer
 from choicespec.measuring.cost import DrafterCost, ProposerCost
 from choicespec.measuring.measure import TrialResult, measure
 from choicespec.recordings import RecordingManifest, pack
-from choicespec.records import Proposal, Request
+from choicespec.records import Proposal, Request, TargetIdentity
 from choicespec.replay.drafted import Drafted, drafted_of, shortened
+from choicespec.replay.ranking import Ranking
 from choicespec.replay.recorded import RecordedPair
 from choicespec.replay.simulate import Replay
 from choicespec.runtimes.hf import HfRuntime
+from choicespec.scorer.files import Scorer, ScorerManifest, save_scorer
+from choicespec.scorer.model import ScorerNet
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.method import Choice, Draft, MethodSpec
+from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import PythonRepo
 from choicespec.tasks.prompts import open_task
@@ -31,7 +36,11 @@ METHODS: tuple[MethodSpec, ...] = (
     *(Draft(drafter=name, num_draft_tokens=k) for name in NAMES for k in (2, BLOCK - 1)),
     Choice(block_length=4, drafters=NAMES, min_survival=0.0),
     Choice(block_length=3, drafters=("mtp", "dflash"), gate=(1.5, 0.5), min_survival=0.01),
+    Choice(block_length=6, drafters=("dflash",), min_survival=0.0),  # more than it was trained for
+    *(Choice(block_length=L, selection="scorer", drafters=NAMES, min_survival=0.0) for L in (4, 6)),
+    Choice(block_length=6, selection="scorer", drafters=("mtp", "dflash"), gate=(4.0, 2.5), min_survival=0.01),
 )
+SCORER_LAYERS = (2, 3)
 
 
 class Noted(NamedTuple):
@@ -70,6 +79,26 @@ class Compared(NamedTuple):
     noted: list[Noted]
 
 
+def union_scorer(target: TargetIdentity, pair: PairSpec) -> Scorer:
+    """Random weights, large enough for drafts to be judged better and worse than candidates."""
+    embedding_size = target.hidden_size
+    manifest = ScorerManifest(
+        target=target,
+        layers=SCORER_LAYERS,
+        block_length=8,
+        drafters={name: pair.drafters[name] for name in NAMES},
+        embedding_size=embedding_size,
+        width=64,
+        trained_on={},
+        held_out=(),
+    )
+    torch.manual_seed(2)
+    net = ScorerNet(manifest.shape, lambda token_ids: torch.zeros(*token_ids.shape, embedding_size))
+    for parameter in net.prior.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return Scorer(net, manifest)
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     """Three short completions."""
@@ -77,17 +106,19 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     repo = write_repository(tmp_path_factory.mktemp("repo"), modules=20)
     task = PythonRepo(folder=str(repo), limit=3, max_new_tokens=12)
     runtime_spec, pair_spec = HfRuntimeSpec(threads=2), save_pair(folder)
+    save_scorer(folder / "scorer", union_scorer(HfRuntime(runtime_spec, pair_spec).identity, pair_spec))
+    pair_spec = pair_spec.model_copy(update={"scorer": ScorerSpec(folder=str(folder / "scorer"))})
     pair = RecordedPair(folder / "recordings", runtime_spec, pair_spec)
     prompts = open_task(task).prompts(pair.opened.tokenizer, pair.opened.context_tokens)
     ids = tuple(request.request_id for request in prompts.requests)
     recording = pair.recording(task)
     recording.begin(
-        RecordingManifest(target=pair.opened.identity, task=task, layers=(), chunks=(ids,), request_ids=ids)
+        RecordingManifest(target=pair.opened.identity, task=task, layers=pair.layers, chunks=(ids,), request_ids=ids)
     )
-    recording.add(0, pack(pair.opened.record(prompts.requests, ())))
+    recording.add(0, pack(pair.opened.record(prompts.requests, pair.layers)))
     outputs = [(one.request, one.output_ids) for one in recording.read()]
-    for method in map(pair.longest_draft, NAMES):
-        along = pair.opened.draft_along(outputs, method)
+    methods = [pair.longest_draft(name) for name in NAMES]
+    for method, along in zip(methods, zip(*pair.opened.draft_along(outputs, methods), strict=True), strict=True):
         drafted = drafted_of((draft for drafts in along for draft in drafts), method.num_draft_tokens)
         pair.drafted_file(task, method).save(drafted)
     noted: list[Noted] = []
@@ -105,6 +136,41 @@ def test_every_method_takes_the_steps_of_the_live_loop(compared: Compared) -> No
     """Fails if a replay verifies more, fewer or other drafts than the live loop did."""
     found = Replay(compared.pair.drafts(compared.task), COSTS).of(METHODS)
     assert_all_same(found, compared.results)
+
+
+@pytest.mark.parametrize("fault", ["positions", "drafters"])
+def test_drafts_that_are_judged_otherwise_are_caught(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Fails if the equality above says nothing about what the scorer makes of drafts: its verdicts on another position,
+    or on another drafter, are planted."""
+    judged = Ranking.judged
+
+    def planted(ranking: Ranking, drafter: str, drafted: Drafted, block_length: int) -> list[list[float]] | None:
+        if fault == "drafters":
+            drafter = NAMES[NAMES.index(drafter) - 1]
+            return judged(ranking, drafter, drafted, block_length)
+        found = judged(ranking, drafter, drafted, block_length)
+        assert found is not None
+        return [[0.0] * len(row) for row in found]
+
+    monkeypatch.setattr(Ranking, "judged", planted)
+    with pytest.raises(AssertionError, match="choice scorer"):
+        assert_all_same(Replay(compared.pair.drafts(compared.task), COSTS).of(METHODS), compared.results)
+
+
+def test_unions_are_of_drafts_that_the_scorer_prefers_here_and_there(compared: Compared) -> None:
+    """Fails if the scorer's unions are all of one source, so that their equality is that of other methods."""
+    sources = {
+        step.source
+        for result in compared.results
+        if isinstance(result.trial.method, Choice) and result.trial.method.selection == "scorer"
+        for trace in result.traces
+        for step in trace.steps
+        if step.proposed
+    }
+    assert len(sources) >= 3
+    assert sources & {*NAMES}
 
 
 def differing(compared: Compared, drafted: dict[str, Drafted]) -> int:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from choicespec.candidates.drafts import as_candidate
+from choicespec.candidates.sets import Candidate
 from choicespec.errors import ScorerError
-from choicespec.records import TargetIdentity
+from choicespec.records import Proposal, TargetIdentity
 from choicespec.scorer.files import SHIPPED, Scorer, check_scorer, find_scorer, load_scorer, save_scorer
-from choicespec.spec.pair import ScorerSpec
-from integration.small_scorers import EMBEDDING, LENGTH, TARGET, VOCABULARY, embed, random_batch, small_scorer
+from choicespec.scorer.ranker import ScorerRanker
+from choicespec.spec.pair import DrafterSpec, ScorerSpec
+from integration.small_scorers import EMBEDDING, HIDDEN, LENGTH, TARGET, VOCABULARY, embed, random_batch, small_scorer
 from safetensors.torch import load_file, save_file
 
 SHIPPED_FOLDERS = sorted(SHIPPED.iterdir()) if SHIPPED.is_dir() else []
@@ -287,6 +290,57 @@ def test_a_target_for_which_none_ships_is_said(tmp_path: Path) -> None:
     target = TARGET.model_copy(update={"weights": "of-nobody"})
     with pytest.raises(ScorerError, match=f"no scorer ships for this target; .*{TRAIN}"):
         find_scorer(ScorerSpec(), target)
+
+
+DRAFTERS = {
+    "flash": DrafterSpec(kind="dflash", model="here", sha256="1"),
+    "head": DrafterSpec(kind="mtp"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("flash", {"model": "elsewhere"}, None),
+        ("flash", {"sha256": "2"}, "of other weights; set pair.scorer.transfer to true"),
+        ("flash", {"kind": "dflash2"}, "of kind 'dflash', not 'dflash2'"),
+        ("head", {"model": "a-head-of-its-own"}, "of other weights"),
+        ("other", {}, "beside the drafters flash, head, not 'other'"),
+    ],
+)
+def test_drafts_of_other_drafters_are_not_judged(name: str, changes: dict[str, str], message: str | None) -> None:
+    """Fails if drafts are scored by what was learnt of another drafter's, or if a drafter that was moved is another."""
+    manifest = small_scorer(drafters=DRAFTERS).manifest
+    asked = {name: DRAFTERS.get(name, DRAFTERS["flash"]).model_copy(update=changes)}
+    said = manifest.draft_refusal(asked, transfer=False)
+    assert said is None if message is None else said is not None and message in said
+    transferred = manifest.draft_refusal(asked, transfer=True)
+    assert (transferred is None) == (message is None or "other weights" in message)
+    assert small_scorer().manifest.draft_refusal(asked, transfer=False) is None, "it judges no drafts at all"
+
+
+def test_a_draft_is_judged_as_in_one_set_with_the_candidates(tmp_path: Path) -> None:
+    """Fails if a draft that comes after its gate is judged otherwise than beside the finite candidates, which is how
+    the scorer was trained; whose draft it is must matter, or the scorer knows nothing of drafters."""
+    save_scorer(tmp_path, small_scorer(drafters=DRAFTERS))
+    manifest = check_scorer(tmp_path, TARGET, transfer=False)
+    ranker = ScorerRanker(load_scorer(tmp_path, manifest, embed), lambda layer: torch.linspace(-1, 1, HIDDEN))
+    finite = Candidate((1, 2, 3), (2, 0, 0, 0), times=1, age_tokens=4, prior=1.0, survival=(0.5, 0.3, 0.2))
+    drafted = Proposal((4, 5), "kind", (0.9, 0.8))
+    said = {}
+    for name in DRAFTERS:
+        judge = ranker.judge(name)
+        assert judge is not None
+        said[name] = judge(drafted, [8, 9])
+        candidate = as_candidate(name, drafted)
+        assert candidate is not None
+        best = ranker.best([finite, candidate], 9)
+        expected = said[name] if best.candidate == candidate else ranker.best([finite], 9).survival
+        assert best.survival == pytest.approx(expected)
+        assert sum(best.survival) >= sum(said[name]) - 1e-6
+        assert judge(Proposal((), "kind"), [9]) == ()
+    assert said["flash"] != pytest.approx(said["head"])
+    assert ranker.judge("other") is None
 
 
 @pytest.mark.parametrize("folder", SHIPPED_FOLDERS, ids=lambda folder: folder.name)

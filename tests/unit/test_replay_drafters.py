@@ -2,8 +2,10 @@
 right in part and say how sure they are."""
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,17 @@ import numpy as np
 import pytest
 from choicespec.decoding.along import drafts_along
 from choicespec.drafters import registry
+from choicespec.drafters.choice import PriorRanker
 from choicespec.drafters.registry import Proposers, TargetSide
-from choicespec.drafters.union import CalledDrafter
+from choicespec.drafters.union import CalledDrafter, Judge
 from choicespec.errors import RecordingError
 from choicespec.measuring.cost import Costs, DrafterCost, ProposerCost, measure_costs
 from choicespec.measuring.measure import TrialResult, warm_up
 from choicespec.recordings import RecordingManifest
 from choicespec.records import Document, Proposal, Request, TargetIdentity
-from choicespec.replay.drafted import Drafted, DraftedFile, drafted_of
+from choicespec.replay.drafted import Drafted, DraftedFile, drafted_of, shortened
 from choicespec.replay.drafts import RecordedDrafts
+from choicespec.replay.ranking import Drafts, EveryCandidate, Selection
 from choicespec.replay.simulate import Replay
 from choicespec.runtimes.scripted import ScriptedRuntime, TableTarget
 from choicespec.spec.method import Choice, Draft, MethodSpec
@@ -44,6 +48,10 @@ METHODS: tuple[MethodSpec, ...] = (
     Choice(num_candidates=2, drafters=("rash",), gate="cost"),
     Choice(drafters=NAMES, width=3),
     Choice(drafters=NAMES, width=4, gate=(1.0, 0.5), min_survival=0.2),
+    Choice(selection="scorer", drafters=NAMES),
+    Choice(selection="scorer", block_length=6, drafters=NAMES, gate="cost"),
+    Choice(selection="scorer", drafters=("rash", "sure"), gate=(3.0, 1.0), min_survival=0.2),
+    Choice(selection="scorer", drafters=NAMES, width=3),
 )
 
 
@@ -83,6 +91,37 @@ class InPartRight:
         """Nothing to learn."""
 
 
+def judge(drafted: Proposal, token_ids: Sequence[int]) -> list[float]:
+    """What a scorer might say, which depends on the draft's tokens and length as well."""
+    return list(accumulate((p ** (1 + 1 / len(drafted.token_ids)) for p in drafted.probabilities), mul))
+
+
+class Judging(PriorRanker):
+    """A scorer that ranks as the prior, and judges the drafts of one drafter; the other goes by its own word."""
+
+    def judge(self, drafter: str) -> Judge | None:
+        return judge if drafter == "rash" else None
+
+
+class JudgingRanking:
+    """The same on a recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._ranking, self._limits = recording.ranking, recording.proposals.limits.tolist()
+
+    def best(self, selection: Selection, block_length: int) -> list[Drafts]:
+        return self._ranking.best("prior", block_length)
+
+    def every(self, selection: Selection, block_length: int) -> EveryCandidate:
+        return self._ranking.every("prior", block_length)
+
+    def judged(self, drafter: str, drafted: Drafted, block_length: int) -> list[list[float]] | None:
+        if drafter != "rash":
+            return None
+        limits = [min(limit, block_length) for limit in self._limits]
+        return [judge(shortened(one, limit), ()) for one, limit in zip(drafted.proposals("d"), limits, strict=False)]
+
+
 class DraftingRuntime(ScriptedRuntime):
     """The table model with drafters, whose time is their clock's."""
 
@@ -91,11 +130,18 @@ class DraftingRuntime(ScriptedRuntime):
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         super().use_repository(documents)
         unused: Any = None
-        side = TargetSide(self.tokenizer.encode, lambda method: self._costs, unused, unused, self._drafter)
+        side = TargetSide(self.tokenizer.encode, lambda method: self._costs, unused, Judging, self._drafter)
         self._proposers = Proposers(side, documents)
 
     def _drafter(self, method: Draft) -> InPartRight:
         return InPartRight(method, self.clock)
+
+
+class Followed(TableTarget):
+    """Can be led along a text, of which these drafters see nothing."""
+
+    def follow(self, token_ids: Sequence[int]) -> Iterator[None]:
+        yield from (None for _ in token_ids)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +155,8 @@ def drafted(recording: Recording) -> dict[str, Drafted]:
     found = {}
     for name in NAMES:
         drafter = InPartRight(Draft(drafter=name, num_draft_tokens=LONGEST), Clock())
-        along = [drafts_along(TableTarget(), drafter, one.request, one.output_ids) for one in recording.recorded]
-        found[name] = drafted_of((draft for drafts in along for draft in drafts), LONGEST)
+        along = [drafts_along(Followed(), [drafter], one.request, one.output_ids) for one in recording.recorded]
+        found[name] = drafted_of((draft for [drafts] in along for draft in drafts), LONGEST)
     return found
 
 
@@ -124,8 +170,8 @@ def results() -> list[TrialResult]:
 
 def replay(recording: Recording, drafted: dict[str, Drafted], costs: Costs = COSTS, warm: bool = True) -> Replay:
     first = record([warm_up(REQUESTS[0])])
-    before = RecordedDrafts(first.proposals, first.ranking) if warm else None
-    return Replay(RecordedDrafts(recording.proposals, recording.ranking, drafted, before), costs)
+    before = RecordedDrafts(first.proposals, JudgingRanking(first)) if warm else None
+    return Replay(RecordedDrafts(recording.proposals, JudgingRanking(recording), drafted, before), costs)
 
 
 def test_every_method_takes_the_steps_of_the_live_loop(
@@ -213,3 +259,26 @@ def test_kept_drafts_are_those_of_their_drafter(drafted: dict[str, Drafted], tmp
     assert DraftedFile(tmp_path, manifest, trained, LONGEST).load() is None
     other = manifest.model_copy(update={"task": ToolCall(seed=1)})
     assert DraftedFile(tmp_path, other, spec, LONGEST).load() is None
+
+
+def test_drafts_are_whole_once_every_chunk_is_there(drafted: dict[str, Drafted], tmp_path: Path) -> None:
+    """Fails if a killed recording begins again, passes for a whole one, or puts its parts together in another order."""
+    identity = TargetIdentity(weights="w", tokenizer="t", precision="float32", hidden_size=1, num_layers=1)
+    manifest = RecordingManifest(target=identity, task=ToolCall(), layers=(), chunks=(), request_ids=())
+    file = DraftedFile(tmp_path, manifest, DrafterSpec(kind="dflash", model="m"), LONGEST)
+    whole = drafted["rash"]
+    parts = [Drafted._make(array[start : start + 7] for array in whole) for start in range(0, len(whole.token_ids), 7)]
+    for index in reversed(range(1, len(parts))):
+        file.save_chunk(index, parts[index])
+    assert file.load_chunk(0) is None
+    assert file.load_chunk(1) is not None
+    with pytest.raises(RecordingError, match=f"1 of {len(parts)} chunks are gone"):
+        file.join_chunks(len(parts))
+    assert file.load() is None
+    file.save_chunk(0, parts[0])
+    file.join_chunks(len(parts))
+    found = file.load()
+    assert found is not None
+    assert np.array_equal(found.token_ids, whole.token_ids)
+    assert np.array_equal(found.probabilities, whole.probabilities, equal_nan=True)
+    assert list(tmp_path.iterdir()) == [file.path], "what is whole leaves no parts behind"

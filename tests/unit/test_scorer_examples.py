@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from choicespec.drafters.union import Weighed
 from choicespec.recordings import Recorded
 from choicespec.records import Proposal, Request
 from choicespec.runtimes.scripted import ByteTokenizer
-from choicespec.scorer.examples import NO_TOKEN, Examples, SetArrays, build_examples, set_arrays
+from choicespec.scorer.examples import NO_TOKEN, Examples, SetArrays, build_examples, set_arrays, with_drafts_of
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -130,6 +130,66 @@ def test_no_candidate_is_longer_than_what_a_loop_may_still_propose(outputs: list
         assert sets.lengths[row].max(initial=0) <= min(LENGTH, left)
         if left == 0:
             assert sets.lengths[row].tolist() == [0] * MOST
+
+
+def drafts_of(requests: Sequence[Recorded], wrong: int, longest: int = LENGTH) -> list[Proposal]:
+    """What a drafter drafts at each position: the output, but for every so many-th token, with no certainty at all."""
+    found = []
+    for number, known in positions(requests):
+        request, said, *_ = requests[number]
+        limit = min(longest, request.max_new_tokens - known - 1)
+        ids = tuple(ord("x") if (known + place) % wrong == 0 else token for place, token in enumerate(said[known:]))
+        found.append(Proposal(ids[:limit], "kind", (0.5,) * len(ids[:limit])))
+    return found
+
+
+def arrays_of(examples: Examples) -> list[NDArray[Any]]:
+    """Those of the sets first, then what is accepted."""
+    return [*examples.sets, *examples[1:]]
+
+
+@given(OUTPUTS, st.integers(0, 9), st.sampled_from([("a", "b"), ("b", "a")]))
+def test_drafts_are_candidates_beside_the_finite_ones(
+    outputs: list[list[int]], spare: int, names: tuple[str, str]
+) -> None:
+    """Fails if a finite candidate or what is known of it changes because of a draft, if a draft is credited with tokens
+    of another position, or if whose it is is lost."""
+    requests = stream(outputs, spare)
+    drafted = {names[0]: drafts_of(requests, 3, LENGTH), names[1]: drafts_of(requests, 2, longest=2)}
+    alone, found = examples_of(requests), build_examples(requests, sources(), MOST, LENGTH, drafted)
+    for before, after in list(zip(arrays_of(alone), arrays_of(found), strict=True))[:5]:
+        assert np.array_equal(before, after[:, :MOST][..., : before.shape[-1]] if before.ndim > 2 else after[:, :MOST])
+    assert not found.sets.features[:, :MOST, len(Features._fields) :].any()
+    for column, (drafts, whose) in enumerate(zip(drafted.values(), np.eye(2), strict=True), start=MOST):
+        for row, (draft, (number, known)) in enumerate(zip(drafts, positions(requests), strict=True)):
+            length = len(draft.token_ids)
+            assert found.sets.lengths[row, column] == length
+            assert found.sets.token_ids[row, column, :length].tolist() == list(draft.token_ids)
+            assert found.sets.features[row, column, len(Features._fields) :].tolist() == (whose * (length > 0)).tolist()
+            said = requests[number].output_ids[known:]
+            right = [own == token for own, token in zip(draft.token_ids, said, strict=False)]
+            assert found.accepted[row, column] == [*right, False].index(False)
+
+
+@pytest.mark.parametrize("wanted", [(), ("b",), ("a",), ("b", "a")])
+def test_sets_of_fewer_drafters_are_those_that_were_never_drafted_for_by_others(wanted: tuple[str, ...]) -> None:
+    """Fails if a scorer over one drafter's drafts learns from another's, or of another's places."""
+    drafted = {name: drafts_of(FIXED, wrong) for name, wrong in (("a", 3), ("b", 2))}
+    every = build_examples(FIXED, sources(), MOST, LENGTH, drafted)
+    expected = build_examples(FIXED, sources(), MOST, LENGTH, {name: drafted[name] for name in wanted})
+    found = with_drafts_of(every, list(drafted), wanted)
+    for own, other in zip(arrays_of(found), arrays_of(expected), strict=True):
+        assert np.array_equal(own, other)
+
+
+def test_the_prior_ranks_drafts_with_the_finite_candidates() -> None:
+    """Fails if the first column, the best finite candidate, passes for the best of a union."""
+    sure = [one._replace(probabilities=(1.0,) * len(one.token_ids)) for one in drafts_of(FIXED, 1_000)]
+    found = build_examples(FIXED, sources(), MOST, LENGTH, {"sure": sure})
+    drafted = found.sets.lengths[:, MOST] > 0
+    assert drafted.any()
+    assert set(found.sets.best_prior[drafted].tolist()) == {MOST}
+    assert not examples_of(FIXED).sets.best_prior.any()
 
 
 def test_nothing_recorded_gives_no_examples() -> None:

@@ -14,12 +14,14 @@ from choicespec.reports.scorer_table import counterpart, scorer_table
 from choicespec.scorer.evaluate import Comparison, Ranking
 from choicespec.scorer.table import Row, Variant, variants
 from choicespec.spec.experiment import load_experiment
+from choicespec.spec.pair import DrafterSpec
 from choicespec.spec.training import FitSpec, ScorerTraining
 from rich.console import Console
 
 EXPERIMENTS = Path(__file__).parents[2] / "jobs" / "experiments"
 NUM_LAYERS = 30  # of the embedded default, which the experiment is about
-UNION = ("union", "union_mtp", "union_all")  # with a drafter's proposals among the candidates, which there is not yet
+UNION = ("union", "union_mtp", "union_all")  # with drafters' drafts among the candidates
+KNOWN = {name: DrafterSpec(kind=kind, model="m") for name, kind in (("flash", "dflash"), ("head", "mtp"))}
 TRAINING = ScorerTraining(pair="p", layers=(24,), other_layers=(8, 30), train_limits={"tool_call": 8})
 
 
@@ -44,7 +46,7 @@ FOUND = Comparison(
 
 def row(variant: Variant | None = None, task: str = "tool_call", precision: str = "float32") -> Row:
     """A row with figures made up."""
-    chosen = variant or next(variants(TRAINING))
+    chosen = variant or next(variants(TRAINING, {}))
     return Row(variant=chosen, task=task, precision=precision, train_prompts=96, found=FOUND)
 
 
@@ -55,9 +57,9 @@ def rows_of_the_experiment() -> Iterator[Row]:
     training = experiment.scorer
     main = experiment.pairs[training.pair].target.precision
     for task in training.train_limits:
-        yield from (row(variant, task, main) for variant in variants(training))
+        yield from (row(variant, task, main) for variant in variants(training, {}))
         for name in training.transfer:
-            yield row(next(variants(training)), task, experiment.pairs[name].target.precision)
+            yield row(next(variants(training, {})), task, experiment.pairs[name].target.precision)
 
 
 def published(target: str, hidden: str) -> PublishedScorerRow:
@@ -79,6 +81,48 @@ def test_every_published_finite_row_has_a_counterpart() -> None:
     assert not missing
 
 
+UNIONS = TRAINING.model_copy(update={"drafters": ("flash", "head"), "other_sets": ((), ("head",), ("flash",))})
+
+
+def test_each_set_has_a_scorer_of_its_own_and_layers_are_compared_on_finite_ones() -> None:
+    """Fails if a set is left out or comes twice, or if the scorer itself is not the first."""
+    found = [(variant.name, variant.candidates) for variant in variants(UNIONS, KNOWN)]
+    sets = ("union[flash,head]", "finite", "union[head]", "union[flash]")
+    assert found[:4] == [("scorer", one) for one in sets]
+    assert found[4:6] == [("layer 8", "finite"), ("layer 30", "finite")]
+    assert {candidates for _, candidates in found[6:]} == {sets[0]}
+    bare = UNIONS.model_copy(update={"ablations": False})
+    assert [(variant.name, variant.candidates) for variant in variants(bare, KNOWN)] == found[:6]
+
+
+def test_a_union_stands_beside_the_published_union_of_its_drafters() -> None:
+    """Fails if a union's figure is compared with that of finite sets, of other drafters or of another task."""
+    (all_of, finite, head, flash), tool = list(variants(UNIONS, KNOWN))[:4], ("Qwen3-4B", "Qwen3.8-27B")
+    code = [counterpart(row(one, "python_repo"), NUM_LAYERS) for one in (finite, flash, head, all_of)]
+    assert [one and (one.target, one.candidates) for one in code] == [
+        ("Qwen3-4B (Python)", "finite"),
+        ("Qwen3-4B (Python)", "union"),
+        None,
+        None,
+    ]
+    calls = [counterpart(row(one), NUM_LAYERS) for one in (finite, flash, head, all_of)]
+    assert [one and (one.target, one.hidden, one.candidates) for one in calls] == [
+        (tool[0], "bf16", "finite"),
+        (tool[0], "bf16", "union"),
+        (tool[1], "bf16", "union_mtp"),
+        (tool[1], "bf16", "union_all"),
+    ]
+    other = counterpart(row(flash, precision="q4_0 float32"), NUM_LAYERS)
+    assert other is not None
+    assert (other.hidden, other.candidates) == ("NF4, scorer trained on bf16", "union")
+
+
+def test_a_scorer_over_no_drafts_stays_the_row_that_it_was() -> None:
+    """Fails if every row that was kept before there were unions is fitted again."""
+    kept = next(variants(TRAINING, {})).model_dump_json()
+    assert "drafters" not in kept
+
+
 def test_published_rows_with_a_drafters_proposals_have_none() -> None:
     """Fails if a row of finite candidates stands beside one whose sets also hold what a drafter proposed."""
     found = {counterpart(one, NUM_LAYERS) for one in rows_of_the_experiment()} - {None}
@@ -88,7 +132,7 @@ def test_published_rows_with_a_drafters_proposals_have_none() -> None:
 
 def test_a_row_stands_beside_the_published_one_of_its_kind() -> None:
     """Fails if a figure is compared with that of another precision, layer or task."""
-    main, last = (variant for variant in variants(TRAINING) if variant.name in ("scorer", "layer 30"))
+    main, last = (variant for variant in variants(TRAINING, {}) if variant.name in ("scorer", "layer 30"))
     assert counterpart(row(main), NUM_LAYERS) == published("Qwen3-4B", "bf16")
     assert counterpart(row(main, "python_repo"), NUM_LAYERS) == published("Qwen3-4B (Python)", "bf16")
     assert counterpart(row(last), NUM_LAYERS) == published("Qwen3.8-27B", "bf16 (layer 64)")
@@ -115,7 +159,7 @@ def test_code_on_another_precision_was_not_published(precision: str) -> None:
 
 def test_ablations_were_not_published() -> None:
     """Fails if a scorer without hidden states, of another split or of another seed stands beside a published one."""
-    ablations = [variant for variant in variants(TRAINING) if not variant.name.startswith(("layer", "scorer"))]
+    ablations = [variant for variant in variants(TRAINING, {}) if not variant.name.startswith(("layer", "scorer"))]
     assert ablations
     for variant in ablations:
         for task in ("tool_call", "python_repo"):
@@ -124,7 +168,7 @@ def test_ablations_were_not_published() -> None:
 
 def test_variants_differ_from_the_scorer_in_what_they_are_named_for() -> None:
     """Fails if an ablation is the scorer itself under another name, changes two things at once, or comes twice."""
-    main, *others = variants(TRAINING)
+    main, *others = variants(TRAINING, {})
     assert (main.layers, main.split_by, main.hidden_states, main.prior) == ((24,), "prompt", True, True)
     assert main.fit == TRAINING.fit
     every = [variant.model_dump(exclude={"name"}) for variant in (main, *others)]
@@ -145,17 +189,17 @@ def test_variants_differ_from_the_scorer_in_what_they_are_named_for() -> None:
 def test_each_recorded_layer_has_a_row_of_its_own(layers: tuple[int, ...], others: tuple[int, ...]) -> None:
     """Fails if a layer that a scorer reads beside others is never judged alone, or a scorer of one layer twice."""
     training = TRAINING.model_copy(update={"layers": layers, "other_layers": others})
-    alone = [variant.layers for variant in variants(training) if variant.hidden_states and len(variant.layers) == 1]
+    alone = [variant.layers for variant in variants(training, {}) if variant.hidden_states and len(variant.layers) == 1]
     for layer in (8, 24, 30):
         assert (layer,) in alone
-    names = [variant.name for variant in variants(training)]
+    names = [variant.name for variant in variants(training, {})]
     assert len(set(names)) == len(names)
 
 
 def test_another_first_seed_still_gives_other_seeds() -> None:
     """Fails if a scorer that was fitted with seed 1 is compared with itself."""
     training = TRAINING.model_copy(update={"fit": FitSpec(seed=1)})
-    seeds = [variant.fit.seed for variant in variants(training) if variant.name.startswith(("scorer", "seed"))]
+    seeds = [variant.fit.seed for variant in variants(training, {}) if variant.name.startswith(("scorer", "seed"))]
     assert len(set(seeds)) == len(seeds) == 3
 
 
@@ -163,9 +207,10 @@ def test_a_row_holds_every_figure_with_its_interval_and_n() -> None:
     """Fails if a figure is printed without its interval, under another heading, or without what it was measured on."""
     (found,) = cells(row())
     (last,) = [heading for heading in found if heading.startswith("published")]
-    assert found.pop(last) == "Qwen3-4B bf16: 60.3 -> 80.3; 3.84 -> 4.73 (5.48)"
+    assert found.pop(last) == "Qwen3-4B bf16, finite: 60.3 -> 80.3; 3.84 -> 4.73 (5.48)"
     assert found == {
         "task": "tool_call",
+        "candidates": "finite",
         "scorer": "scorer",
         "target": "float32",
         "n": "64",
@@ -186,15 +231,26 @@ def test_both_shares_of_the_gap_are_printed() -> None:
 def test_the_table_prints() -> None:
     """Fails if rich takes an interval for markup, or if a row without a counterpart cannot be printed."""
     text = StringIO()
-    rows = [row(), row(task="python_repo"), row(next(variants(TRAINING)).model_copy(update={"hidden_states": False}))]
+    rows = [
+        row(),
+        row(task="python_repo"),
+        row(next(variants(TRAINING, {})).model_copy(update={"hidden_states": False})),
+    ]
     Console(file=text, width=240).print(scorer_table(rows, NUM_LAYERS, "mine"))
-    for part in ("mine", "50.0 -> 75.0 [62.5, 87.5]", "3.75 [3.62, 3.88]", "Qwen3-4B (Python) bf16: 63.0 -> 70.8"):
+    for part in (
+        "mine",
+        "50.0 -> 75.0 [62.5, 87.5]",
+        "3.75 [3.62, 3.88]",
+        "Qwen3-4B (Python) bf16, finite: 63.0 -> 70.8",
+    ):
         assert part in text.getvalue()
 
 
 def test_the_report_has_every_published_row_and_every_own() -> None:
     """Fails if a published row is left out or a difference has the wrong sign, or an ablation is not shown."""
-    main, ablation = (variant for variant in variants(TRAINING) if variant.name in ("scorer", "without hidden state"))
+    main, ablation = (
+        variant for variant in variants(TRAINING, {}) if variant.name in ("scorer", "without hidden state")
+    )
     rows = scorer_sheet([ScorerRows("mine", NUM_LAYERS, (row(ablation), row(main)))]).rows
     assert len(rows) == 13 + 1
     assert [line[1] for line in rows].count(words.NOT_MEASURED) == 12

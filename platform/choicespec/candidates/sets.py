@@ -72,6 +72,7 @@ class Candidate(NamedTuple):
         age_tokens: from where it last followed to the end of that source.
         prior: the expected accepted length.
         survival: the probability of each prefix, shortest first.
+        drafter: what the pair calls the drafter whose draft it is; None for a finite one.
     """
 
     token_ids: tuple[int, ...]
@@ -80,6 +81,7 @@ class Candidate(NamedTuple):
     age_tokens: int
     prior: float
     survival: tuple[float, ...]
+    drafter: str | None = None
 
     @property
     def match_length(self) -> int:

@@ -1,6 +1,6 @@
 """Record a task on the cluster: a Ray task a chunk of requests, which a worker's warm target answers as one batch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -9,8 +9,9 @@ from ray.exceptions import RayError, RayTaskError
 
 from choicespec.cluster.placement import describe_shortage, fits_a_node
 from choicespec.errors import ChoiceSpecError, RecordingError
-from choicespec.recordings import Recorded, RecordingFolder, RecordingManifest, pack
+from choicespec.recordings import RecordingFolder, RecordingManifest, pack
 from choicespec.records import Proposal, Request
+from choicespec.replay.drafted import DraftedFile, drafted_of
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.spec.method import Draft
 from choicespec.spec.pair import PairSpec
@@ -77,29 +78,37 @@ def record(
 
 
 def draft(
-    wanted: Wanted, recorded: Sequence[Recorded], method: Draft, batch_size: int, on_progress: Callable[[str], None]
-) -> list[Proposal]:
-    """What one of the pair's drafters drafts along recorded outputs: request after request, position after position.
+    wanted: Wanted, files: Mapping[Draft, DraftedFile], batch_size: int, on_progress: Callable[[str], None]
+) -> None:
+    """Record what is missing of what the pair's drafters draft along recorded outputs.
 
     Args:
-        wanted: the pair and task.
-        recorded: its requests.
-        method: the drafter, with its longest k.
+        wanted: the pair and task, which is recorded.
+        files: the drafters, each with its longest k, and where its drafts are kept; chunk by chunk until all are there.
         batch_size: requests that a worker answers at a time.
         on_progress: called with a line for people.
 
     Raises:
         RecordingError: a chunk could not be drafted.
     """
-    outputs = [(one.request, one.output_ids) for one in recorded]
+    files = {method: file for method, file in files.items() if file.load() is None}
+    if not files:
+        return
+    outputs = [(one.request, one.output_ids) for one in wanted.folder.read()]
     chunks = [outputs[start : start + batch_size] for start in range(0, len(outputs), batch_size)]
-    pending = {_submit(wanted, _draft_chunk, chunk, method): index for index, chunk in enumerate(chunks)}
+    missing = [index for index in range(len(chunks)) if any(file.load_chunk(index) is None for file in files.values())]
+    pending = {_submit(wanted, _draft_chunk, chunks[index], list(files)): index for index in missing}
+    names = ", ".join(method.drafter for method in files)
 
     def say(left: int) -> None:
-        on_progress(f"{method.drafter} on {wanted.task.label}: {len(chunks) - left}/{len(chunks)} chunks")
+        done = len(chunks) - left
+        on_progress(f"{names} on {wanted.task.label} ({wanted.task.split}): {done}/{len(chunks)} chunks")
 
-    drafts: dict[int, list[list[Proposal]]] = dict(_as_they_come(wanted.task, pending, say))
-    return [one for index in range(len(chunks)) for request in drafts[index] for one in request]
+    for index, requests in _as_they_come(wanted.task, pending, say):
+        for (method, file), drafts in zip(files.items(), zip(*requests, strict=True), strict=True):
+            file.save_chunk(index, drafted_of((one for own in drafts for one in own), method.num_draft_tokens))
+    for file in files.values():
+        file.join_chunks(len(chunks))
 
 
 def _as_they_come(task: TaskSpec, pending: dict[Any, int], say: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
@@ -147,6 +156,6 @@ def _record_chunk(
 
 @ray.remote
 def _draft_chunk(
-    pair: PairSpec, runtime: HfRuntimeSpec, outputs: list[tuple[Request, tuple[int, ...]]], method: Draft
-) -> list[list[Proposal]]:
-    return _warm(pair, runtime).draft_along(outputs, method)
+    pair: PairSpec, runtime: HfRuntimeSpec, outputs: list[tuple[Request, tuple[int, ...]]], methods: list[Draft]
+) -> list[list[list[Proposal]]]:
+    return _warm(pair, runtime).draft_along(outputs, methods)

@@ -3,7 +3,7 @@
 Shapes: T tokens of a block, C tokens in the cache and the block, V vocabulary, H hidden size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from time import perf_counter
@@ -17,6 +17,8 @@ from choicespec.decoding.rows_alone import RowsAlone
 from choicespec.decoding.sampling import greedy
 from choicespec.decoding.tap import Tap
 from choicespec.decoding.verification import depths
+
+_FOLLOWED = 16  # tokens of a text that is followed, a pass
 
 
 class _PromptPass(NamedTuple):
@@ -109,6 +111,19 @@ class CausalLmTarget:
         self._last_kept = num_tokens - 1
         for tap in self._taps:
             tap.keep(self._hidden_TH, num_tokens)
+
+    def follow(self, token_ids: Sequence[int]) -> Iterator[None]:
+        """See ``along.Follower``: blocks are taken in whole, and shown to taps token by token."""
+        for start in range(0, len(token_ids), _FOLLOWED):
+            block_ids = token_ids[start : start + _FOLLOWED]
+            self._logits(block_ids, logits_to_keep=1)
+            self._length += len(block_ids)
+            self._cache.keep(self._length)
+            for self._last_kept in range(len(block_ids)):
+                for tap in self._taps:
+                    place = slice(self._last_kept, self._last_kept + 1)
+                    tap.keep({layer: hidden_TH[place] for layer, hidden_TH in self._hidden_TH.items()}, 1)
+                yield
 
     def hidden_states(self, layer: int) -> torch.Tensor:
         """The (H,) output of a watched layer at the last token in the cache, which is the one before the anchor."""

@@ -10,7 +10,7 @@ from choicespec.candidates.request import RequestCandidates
 from choicespec.candidates.sets import Candidate, Ranked
 from choicespec.decoding.step_cost import Costs, best_length
 from choicespec.drafters.tree import DraftTree
-from choicespec.drafters.union import CalledDrafter, Join, Payoff, Weighed, better, improve
+from choicespec.drafters.union import CalledDrafter, Join, Judge, Payoff, Weighed, better, improve
 from choicespec.records import Proposal, Request
 
 REMEMBERED = 0.95  # of the running rate, a step
@@ -25,6 +25,14 @@ class Ranker(Protocol):
 
     def every(self, candidates: Sequence[Candidate], anchor: int) -> list[Ranked]:
         """All of them, in their order."""
+        ...
+
+
+class JudgingRanker(Ranker, Protocol):
+    """One that may know drafts, too."""
+
+    def judge(self, drafter: str) -> Judge | None:
+        """Says how good the drafts of one of the pair's drafters are; None where it cannot."""
         ...
 
 

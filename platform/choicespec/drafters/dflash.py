@@ -49,6 +49,10 @@ class DFlashCheckpoint:
 
     def drafter(self, target: CausalLmTarget, num_draft_tokens: int) -> "DFlashDrafter":
         """A drafter of k tokens; its network is shared with the others."""
+        return DFlashDrafter(self.network(target), target, num_draft_tokens, self.kind)
+
+    def network(self, target: CausalLmTarget) -> DFlashNet:
+        """The network with its weights, read once."""
         if self._net is None:
             weights = self._weights()
             fill_head(weights, target)
@@ -56,7 +60,7 @@ class DFlashCheckpoint:
             use_small_blocks(net)
             use_small_blocks(net.decoder)
             self._net = net
-        return DFlashDrafter(self._net, target, num_draft_tokens, self.kind)
+        return self._net
 
     def _empty(self) -> DFlashNet:
         return DFlashNet(self._shape)

@@ -9,7 +9,7 @@ from choicespec.candidates.request import RequestCandidates, repository_of
 from choicespec.candidates.sources import Store
 from choicespec.decoding.proposer import Proposer
 from choicespec.decoding.step_cost import Costs, LiveCosts
-from choicespec.drafters.choice import ByCost, ChoiceDrafter, PriorRanker, Ranker, Survival
+from choicespec.drafters.choice import ByCost, ChoiceDrafter, JudgingRanker, PriorRanker, Survival
 from choicespec.drafters.marginals import BlockDrafter, MarginalDrafter
 from choicespec.drafters.paced import PacedDrafter
 from choicespec.drafters.union import Below, ByGain, CalledDrafter, Gate, Payoff, always
@@ -38,13 +38,15 @@ class TargetSide(NamedTuple):
         live_costs: the same, to be corrected by the method's own steps.
         scorer: the pair's scorer, reading the target's hidden states.
         drafter: one of the pair's drafters, reading the target's hidden states.
+        as_trained: a draft with no more tokens than its drafter was trained for.
     """
 
     encode: Callable[[str], list[int]]
     step_costs: Callable[[MethodSpec], Costs]
     live_costs: Callable[[MethodSpec], LiveCosts]
-    scorer: Callable[[], Ranker]
+    scorer: Callable[[], JudgingRanker]
     drafter: Callable[[Draft], Proposer]
+    as_trained: Callable[[Draft], Draft] = lambda draft: draft
 
 
 def made_on_use(place: str) -> Any:
@@ -101,13 +103,14 @@ class Proposers:
         assert method.selection != "oracle", "every runtime refuses it"
         target = self._target
         candidates = RequestCandidates(method.block_length, method.num_candidates, target.encode, self._repository)
-        ranker = target.scorer() if method.selection == "scorer" else PriorRanker()
+        scorer = target.scorer() if method.selection == "scorer" else None
         whole = costs is not None and method.gate != "cost"
         payoff = Survival(0.0) if whole else payoff_of(method, lambda: costs or target.step_costs(method))
-        drafters = [
-            CalledDrafter(draft.drafter, self.of(draft), payoff, gate)
-            for draft, gate in zip(method.calls, gates_of(method, payoff), strict=True)
-        ]
+        drafters = []
+        for draft, gate in zip(method.calls, gates_of(method, payoff), strict=True):
+            proposer, judge = self.of(target.as_trained(draft)), scorer.judge(draft.drafter) if scorer else None
+            drafters.append(CalledDrafter(draft.drafter, proposer, payoff, gate, judge=judge))
+        ranker = scorer or PriorRanker()
         return ChoiceDrafter(candidates, ranker, payoff, method.block_length, drafters, method.width)
 
     @cached_property

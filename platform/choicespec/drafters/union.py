@@ -10,12 +10,12 @@ from statistics import mean
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
+from choicespec.candidates.drafts import spoken
 from choicespec.decoding.proposer import Proposer
 from choicespec.records import Proposal, Request
 
 _EDGES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99)  # of probabilities that are judged together
 _OWN_WORD = 8.0  # tokens seen, that a drafter's own probability counts for
-_UNSURE = 0.5  # of a token of which its drafter says nothing
 _REMEMBERED_CALLS = 32
 _CALLS_TO_JUDGE = 8  # before a gate trusts what it has seen of a drafter
 _STEPS_UNTIL_A_LOOK = 64  # without a call, after which a drafter is called to see whether it has improved
@@ -102,6 +102,10 @@ class Calibration:
         return (self._right[place] + _OWN_WORD * probability) / (self._seen[place] + _OWN_WORD)
 
 
+# A draft with a probability a token, and the text that it follows, to the probability that each prefix is accepted.
+Judge = Callable[[Proposal, Sequence[int]], Sequence[float]]
+
+
 class CalledDrafter:
     """A drafter, and what is known of it: how right it is, what its drafts yielded, and how long they took.
 
@@ -111,6 +115,7 @@ class CalledDrafter:
         payoff: weighs its drafts.
         gate: what calling it promises.
         clock: seconds.
+        judge: says how good its drafts are; None goes by its own word, as far as that was kept.
 
     Attributes:
         gains, calls_ms: of its last calls.
@@ -118,10 +123,17 @@ class CalledDrafter:
     """
 
     def __init__(
-        self, name: str, proposer: Proposer, payoff: Payoff, gate: "Gate", clock: Callable[[], float] = perf_counter
+        self,
+        name: str,
+        proposer: Proposer,
+        payoff: Payoff,
+        gate: "Gate",
+        clock: Callable[[], float] = perf_counter,
+        judge: Judge | None = None,
     ) -> None:
         self._name, self._proposer, self._payoff, self._gate, self._clock = name, proposer, payoff, gate, clock
         self._calibration = Calibration()
+        self._judge = judge or (lambda drafted, _: self._calibration.survival(drafted.probabilities))
         self._drafted: list[tuple[int, Proposal]] = []  # in this request, each with the length of the text before it
         self.gains: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
         self.calls_ms: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
@@ -139,11 +151,11 @@ class CalledDrafter:
     def draft(self, token_ids: Sequence[int], limit: int) -> Weighed:
         """Call it."""
         started = self._clock()
-        drafted = self._proposer.propose(token_ids, limit)
+        drafted = spoken(self._proposer.propose(token_ids, limit))
+        survival = self._judge(drafted, token_ids)
         self.calls_ms.append((self._clock() - started) * 1e3)
-        drafted = drafted._replace(probabilities=drafted.probabilities or (_UNSURE,) * len(drafted.token_ids))
         self._drafted.append((len(token_ids), drafted))
-        found = self._payoff.weigh(drafted.token_ids, self._name, self._calibration.survival(drafted.probabilities))
+        found = self._payoff.weigh(drafted.token_ids, self._name, survival)
         self.gains.append(found.gain)
         self.idle_steps = 0
         return found

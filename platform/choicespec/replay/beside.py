@@ -46,11 +46,18 @@ class _Clock:
 
 
 class _RecordedDrafter:
-    """Drafts what was recorded at its place in the recording, in the time that was measured."""
+    """Drafts what was recorded at its place in the recording, in the time that was measured.
+
+    Attributes:
+        start: of the request.
+        judged: what the scorer says of its drafts, a position each; None where it says nothing.
+    """
 
     def __init__(self, name: str, drafted: Drafted, cost: ProposerCost, clock: _Clock) -> None:
+        self.name, self.drafted = name, drafted
         self._drafts, self._cost, self._clock = drafted.proposals(name), cost, clock
-        self.start = 0  # of the request
+        self.start = 0
+        self.judged: Sequence[Sequence[float]] | None = None
         self._first = True
 
     def begin(self, request: Request) -> None:
@@ -60,6 +67,11 @@ class _RecordedDrafter:
         self._clock.now_s += (self._cost.first_ms if self._first else self._cost.step_ms) / 1e3
         self._first = False
         return shortened(self._drafts[self.start + len(token_ids) - 1], limit)
+
+    def judge(self, drafted: Proposal, token_ids: Sequence[int]) -> Sequence[float]:
+        """See ``Judge``."""
+        assert self.judged is not None, "a drafter that no scorer judges has no judge"
+        return self.judged[self.start + len(token_ids) - 1]
 
     def finish(self, request: Request, output_ids: Sequence[int]) -> None:
         """Nothing to learn."""
@@ -102,14 +114,18 @@ class Beside:
         self._every: EveryCandidate | None = None  # of trees, once they are walked
         self._payoff: Payoff = payoff_of(method, lambda: costs.step_costs)
         clock = _Clock()
-        self._recorded = [
-            _RecordedDrafter(draft.drafter, drafts.drafted(draft), costs.drafter(draft), clock)
-            for draft in method.calls
-        ]
-        self._called = [
-            CalledDrafter(draft.drafter, recorded, self._payoff, gate, clock)
-            for draft, recorded, gate in zip(method.calls, self._recorded, gates_of(method, self._payoff), strict=True)
-        ]
+        self._recorded = []
+        self._called = []
+        for call, gate in zip(method.calls, gates_of(method, self._payoff), strict=True):
+            draft = drafts.as_trained(call)
+            drafted, cost = drafts.drafted(draft), costs.drafter(draft)
+            is_judged = drafts.judged(method, draft.drafter, drafted) is not None
+            if is_judged and costs.scorer is not None:
+                cost = _with_judging(cost, costs.scorer)
+            recorded = _RecordedDrafter(draft.drafter, drafted, cost, clock)
+            judge = recorded.judge if is_judged else None
+            self._recorded.append(recorded)
+            self._called.append(CalledDrafter(draft.drafter, recorded, self._payoff, gate, clock, judge))
 
     def walk(self) -> list[list[Taken]]:
         """The steps of each request; before the first one comes the warm-up, from which drafters are known a little."""
@@ -121,6 +137,8 @@ class Beside:
         ends = drafts.proposals.ends.tolist()
         lists = _Lists.of(drafts, self._method)
         self._every = drafts.every(self._method) if is_tree(self._method) else None
+        for recorded in self._recorded:
+            recorded.judged = drafts.judged(self._method, recorded.name, recorded.drafted)
         return [self._request(lists, start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
     def _request(self, lists: "_Lists", start: int, end: int) -> list[Taken]:
@@ -172,3 +190,8 @@ def _accepted(chosen: Weighed, following: Sequence[int]) -> int:
     said = [*following, *[_NO_TOKEN] * (len(draft.token_ids) + 1)]
     places = depths(draft.parents) if draft.parents else range(len(draft.token_ids) + 1)
     return len(accepted_path(draft, [said[place] for place in places])) - 1
+
+
+def _with_judging(cost: ProposerCost, scorer: ProposerCost) -> ProposerCost:
+    """A call whose draft the scorer judges. What it takes for one candidate is no more than for a set."""
+    return ProposerCost(first_ms=cost.first_ms + scorer.step_ms, step_ms=cost.step_ms + scorer.step_ms)

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import choicespec
+from choicespec.errors import RecordingError
 from choicespec.recordings import RecordingManifest
 from choicespec.records import Proposal
 from choicespec.spec.pair import DrafterSpec
@@ -49,6 +50,11 @@ class Drafted(NamedTuple):
         right_PK = (drafted_PK != _NO_TOKEN) & (drafted_PK == following_PK[:, :longest])
         found: NDArray[np.int16] = right_PK.cumprod(axis=1).sum(axis=1).astype(np.int16)
         return found
+
+    @property
+    def longest(self) -> int:
+        """K, what the drafter was asked for."""
+        return int(self.token_ids.shape[1])
 
     @property
     def lengths(self) -> NDArray[np.int16]:
@@ -89,14 +95,44 @@ class DraftedFile:
 
     def save(self, drafted: Drafted) -> None:
         """Keep them."""
-        partial = self.path.with_suffix(".partial")
-        save_file(drafted._asdict(), partial, metadata={"of": self._of})
-        partial.replace(self.path)
+        self._write(self.path, drafted)
 
     def load(self) -> Drafted | None:
-        """What was kept; None where nothing was."""
+        """What was kept; None where nothing was, or not all."""
+        return self._read(self.path)
+
+    def save_chunk(self, index: int, drafted: Drafted) -> None:
+        """Keep a part of them."""
+        self._write(self._chunk(index), drafted)
+
+    def load_chunk(self, index: int) -> Drafted | None:
+        """A part that was kept; None where it was not."""
+        return self._read(self._chunk(index))
+
+    def join_chunks(self, count: int) -> None:
+        """Make one file of all parts.
+
+        Raises:
+            RecordingError: one of them is gone.
+        """
+        chunks = [chunk for chunk in map(self.load_chunk, range(count)) if chunk is not None]
+        if len(chunks) < count:
+            raise RecordingError(f"{self.path}: {count - len(chunks)} of {count} chunks are gone; record again")
+        self.save(Drafted._make(map(np.concatenate, zip(*chunks, strict=True))))
+        for index in range(count):
+            self._chunk(index).unlink()
+
+    def _chunk(self, index: int) -> Path:
+        return self.path.with_suffix(f".chunk-{index:05}")
+
+    def _write(self, path: Path, drafted: Drafted) -> None:
+        partial = path.with_suffix(".partial")
+        save_file(drafted._asdict(), partial, metadata={"of": self._of})
+        partial.replace(path)
+
+    def _read(self, path: Path) -> Drafted | None:
         try:
-            with safe_open(self.path, framework="numpy") as file:
+            with safe_open(path, framework="numpy") as file:
                 if file.metadata().get("of") != self._of:
                     return None
                 return Drafted(**{name: file.get_tensor(name) for name in Drafted._fields})

@@ -4,16 +4,18 @@ Shapes: P positions, N candidates of a set, L tokens of a candidate, K tokens of
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from choicespec.candidates.drafts import as_candidate
 from choicespec.candidates.sets import MOST_VOTES, rank
 from choicespec.errors import RecordingError
 from choicespec.recordings import Recorded
+from choicespec.replay.drafted import Drafted, shortened
 from choicespec.replay.proposals import Proposals
 from choicespec.scorer.examples import Examples, SetArrays, set_arrays
 from choicespec.scorer.files import Scorer
@@ -77,7 +79,7 @@ class Ranking:
     """
 
     def __init__(self, proposals: Proposals, recorded: Sequence[Recorded], scorer: Callable[[], Scorer]) -> None:
-        self._proposals, self._recorded, self._scorer = proposals, recorded, scorer
+        self._proposals, self._recorded, self._scorer = proposals, recorded, cache(scorer)
         self._sets = lru_cache(maxsize=1)(self._make_sets)
 
     def best(self, selection: Selection, block_length: int) -> list[Drafts]:
@@ -99,18 +101,17 @@ class Ranking:
         Raises:
             RecordingError: the scorer does not judge candidates of this length.
         """
-        arrays, _, prior_PNL = self._sets(block_length)
+        arrays, _, survival_PNL = self._sets(block_length)
         if selection == "scorer":
-            return EveryCandidate(
-                arrays.token_ids, arrays.lengths, self._survivals(block_length).numpy().astype(np.float64)
-            )
-        return EveryCandidate(arrays.token_ids, arrays.lengths, prior_PNL)
+            survival_PNL = self._survivals(self._scorer_of(block_length), arrays).numpy().astype(np.float64)
+        return EveryCandidate(arrays.token_ids, arrays.lengths, survival_PNL)
 
     def _scored(self, block_length: int) -> list[Drafts]:
         """The candidate of the largest expected accepted length, as ``scorer.ranker``."""
-        scored_PNL = self._survivals(block_length)
+        scorer = self._scorer_of(block_length)
         arrays, accepted_PN, _ = self._sets(block_length)
         every = np.arange(len(accepted_PN))
+        scored_PNL = self._survivals(scorer, arrays)
         expected_PN = scored_PNL.sum(dim=-1).numpy()
         found: list[Drafts] = []
         for count in range(1, MOST_VOTES + 1):
@@ -121,24 +122,46 @@ class Ranking:
             )
         return found
 
-    def _survivals(self, block_length: int) -> torch.Tensor:
-        """(P, N, L) by the scorer."""
-        net, manifest = self._scorer()
-        if block_length > manifest.block_length:
-            raise RecordingError(f"the pair's scorer judges {manifest.block_length} tokens at most, not {block_length}")
-        arrays, accepted_PN, _ = self._sets(block_length)
-        dataset = self._dataset(arrays, accepted_PN, manifest.layers)
-        every = np.arange(len(accepted_PN))
+    def judged(self, drafter: str, drafted: Drafted, block_length: int) -> list[list[float]] | None:
+        """Of each position, how likely the prefixes of a drafter's draft are to be accepted, as ``scorer.ranker``; None
+        where the scorer does not judge its drafts.
+
+        Args:
+            drafter: what the pair calls it.
+            drafted: what it drafts, here and perhaps at further positions.
+            block_length: L; a draft is cut to that, and to what is left to decode.
+        """
+        scorer = self._scorer()
+        if drafter not in scorer.manifest.drafters:
+            return None
+        limits = np.minimum(self._proposals.limits, block_length).tolist()
+        drafts = map(shortened, drafted.proposals(drafter), limits)
+        sets = [[as_candidate(drafter, draft)] for draft in drafts]
+        arrays = set_arrays(sets, 1, block_length, tuple(scorer.manifest.drafters))
+        scored = self._survivals(scorer, arrays)[:, 0].tolist()
+        return [row[:length] for row, length in zip(scored, arrays.lengths[:, 0].tolist(), strict=True)]
+
+    def _scorer_of(self, block_length: int) -> Scorer:
+        """The pair's, if it judges candidates of this length."""
+        scorer = self._scorer()
+        if block_length > scorer.manifest.block_length:
+            most = scorer.manifest.block_length
+            raise RecordingError(f"the pair's scorer judges {most} tokens at most, not {block_length}")
+        return scorer
+
+    def _survivals(self, scorer: Scorer, arrays: SetArrays) -> torch.Tensor:
+        """(P, N, L) what the scorer says of the candidates."""
+        proposals, every = self._proposals, np.arange(len(arrays.lengths))
+        of_drafters = scorer.net.shape.num_features - arrays.features.shape[-1]  # which no finite candidate has
+        arrays = arrays._replace(features=np.pad(arrays.features, ((0, 0), (0, 0), (0, of_drafters))))
+        # Nobody asks here what is accepted, nor whose a position is.
+        accepted, requests = np.zeros(arrays.lengths.shape, np.int8), np.zeros(len(every), np.int32)
+        examples = Examples(arrays, accepted, proposals.anchors, proposals.rows, requests)
+        layers = [[one.hidden_states[layer] for one in self._recorded] for layer in scorer.manifest.layers]
+        dataset = Dataset(examples, np.concatenate([np.concatenate(states) for states in layers], axis=1))
         with torch.inference_mode():
             batches = [batch_of(dataset, every[start : start + _BATCH]) for start in range(0, len(every), _BATCH)]
-            return torch.cat([survivals(net(batch), batch.lengths_PN) for batch in batches])
-
-    def _dataset(self, arrays: SetArrays, accepted_PN: NDArray[np.int16], layers: Sequence[int]) -> Dataset:
-        proposals = self._proposals
-        requests = np.zeros(len(accepted_PN), np.int32)  # nobody asks here whose a position is
-        examples = Examples(arrays, accepted_PN.astype(np.int8), proposals.anchors, proposals.rows, requests)
-        hidden = [np.concatenate([one.hidden_states[layer] for one in self._recorded]) for layer in layers]
-        return Dataset(examples, np.concatenate(hidden, axis=1))
+            return torch.cat([survivals(scorer.net(batch), batch.lengths_PN) for batch in batches])
 
     def _make_sets(self, block_length: int) -> _Sets:
         proposals = self._proposals

@@ -16,7 +16,7 @@ from choicespec.replay.drafts import RecordedDrafts
 from choicespec.replay.proposals import RECORDED_BLOCK, Proposals, collect, load_proposals, save_proposals
 from choicespec.replay.ranking import Ranking
 from choicespec.runtimes.hf import HfRuntime
-from choicespec.runtimes.pair_parts import drafter_refusal, open_drafter, scorer_of
+from choicespec.runtimes.pair_parts import as_trained, drafter_refusal, scorer_of
 from choicespec.scorer.files import Scorer, ScorerManifest, find_scorer, load_scorer
 from choicespec.spec.method import Draft
 from choicespec.spec.pair import PairSpec
@@ -91,8 +91,7 @@ class RecordedPair:
         Raises:
             CheckpointError: the drafter is missing, of a kind that does not run here, or for another target.
         """
-        trained: int | None = open_drafter(self.pair, name).trained_tokens
-        return Draft(drafter=name, num_draft_tokens=min(RECORDED_BLOCK, trained or RECORDED_BLOCK))
+        return as_trained(self.pair, Draft(drafter=name, num_draft_tokens=RECORDED_BLOCK))
 
     def drafted_file(self, task: TaskSpec, method: Draft) -> DraftedFile:
         """Where what a drafter drafts along a task's recording is kept.
@@ -118,7 +117,7 @@ class RecordedPair:
     def _drafted(self, task: TaskSpec) -> Iterator[tuple[str, Drafted]]:
         """By name, what is kept of the pair's drafters."""
         for name in self.pair.drafters:
-            if drafter_refusal(self.pair, Draft(drafter=name)) is None:
+            if drafter_refusal(self.pair, name) is None:
                 kept = self.drafted_file(task, self.longest_draft(name)).load()
                 if kept is not None:
                     yield name, kept

@@ -1,13 +1,13 @@
 """The two published tables as typed rows, and which of them a trial is."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib import resources
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from choicespec.spec.experiment import TrialSpec
+from choicespec.spec.experiment import ExperimentSpec, TrialSpec
 from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram
 from choicespec.spec.pair import PairSpec, TargetSpec
 
@@ -24,6 +24,8 @@ _GGUFS = dict.fromkeys(("Qwen3.8-27B-Q4_K_M.gguf", "Qwen3.8-27B-UD-Q4_K_M.gguf")
 _QUANTIZATIONS = {None: "bf16", "fp8": "FP8", "nf4": "NF4 bitsandbytes", "awq": "AWQ INT4", "nvfp4": "NVFP4"}
 _RUNTIMES = {"hf": "transformers (eager)", "vllm": "vLLM 0.29", "llamacpp": "llama.cpp"}
 _TASKS = {"tool_call": "Tool Call", "python_repo": "Python (repo)"}
+_BLOCK_DRAFTERS = ("dflash", "dflash2")
+_SCORED_TASKS = {"tool_call": "", "python_repo": " (Python)"}  # behind the target's name
 _USUAL_NGRAM_TOKENS = 8  # the k of the rows that name none; the source does not say
 _TRAINED_DRAFT, _TRAINED_BLOCK = 15, 16  # a block drafter's block holds the anchor too
 
@@ -119,6 +121,37 @@ def scorer_rows() -> tuple[PublishedScorerRow, ...]:
         )
         for line in _lines("scorer.csv")
     )
+
+
+def scorer_candidates(kinds: Collection[str]) -> str | None:
+    """What the scorer table calls sets with the drafts of drafters of these kinds; None where none were published."""
+    of = tuple(sorted("block" if kind in _BLOCK_DRAFTERS else kind for kind in kinds))
+    return {(): "finite", ("block",): "union", ("mtp",): "union_mtp", ("block", "mtp"): "union_all"}.get(of)
+
+
+def scorer_counterparts(experiment: ExperimentSpec) -> tuple[PublishedScorerRow, ...]:
+    """The published rows of its own target that an experiment's scorers reproduce: each set's, and on the pairs that it
+    is transferred to."""
+    training = experiment.scorer
+    named = _target(experiment.pairs[training.pair].target) if training is not None else None
+    if training is None or named is None:
+        return ()
+    tasks = [named[0] + _SCORED_TASKS.get(experiment.tasks[name].kind, "?") for name in training.train_limits]
+    sets = [
+        (drafters, scorer_candidates([experiment.pairs[training.pair].drafters[name].kind for name in drafters]))
+        for drafters in (training.drafters, *training.other_sets)
+    ]
+    made = {(_hidden(training.layers), candidates) for _, candidates in sets}
+    made |= {("bf16", candidates) for _, candidates in sets}
+    made |= {(_hidden((layer,)), "finite") for layer in training.recorded_layers}
+    for pair in (experiment.pairs[name] for name in training.transfer):
+        hidden = f"{str(pair.target.quantization).upper()}, scorer trained on bf16"
+        made |= {(hidden, candidates) for drafters, candidates in sets if {*drafters} <= {*pair.drafters}}
+    return tuple(row for row in scorer_rows() if row.target in tasks and (row.hidden, row.candidates) in made)
+
+
+def _hidden(layers: tuple[int, ...]) -> str:
+    return f"bf16 (layer {max(layers)})"
 
 
 def counterparts(trial: TrialSpec) -> tuple[PublishedRow, ...]:

@@ -67,7 +67,7 @@ def _cells(pair: _Pair) -> tuple[Label, ...]:
         difference_accepted = f"{scorer.accepted.value - published.accepted_scorer:+.2f}"
     return (
         name,
-        f"{row.task}, {row.variant.name}\n{row.precision} ({experiment})",
+        f"{row.task}, {row.variant.label}\n{row.precision} ({experiment})",
         str(scorer.accepted.n),
         published_top1,
         f"{100 * prior.top1.value:.1f} → {100 * scorer.top1.value:.1f}\n{_interval(scorer.top1, 1, 100)}",

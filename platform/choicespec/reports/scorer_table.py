@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from choicespec.reports.published_rows import PublishedScorerRow, scorer_rows
+from choicespec.reports.published_rows import PublishedScorerRow, scorer_candidates, scorer_rows
 from choicespec.reports.tables import figure
 from choicespec.scorer.table import Row
 
-_FINITE = "finite"
 _LAST_LAYER, _EARLIER_LAYER = "bf16 (layer 64)", "bf16 (layer 48)"  # of 64
+_SCORER, _LARGER = ("Qwen3-4B", "bf16"), ("Qwen3.8-27B", "bf16")
 _EARLIER = (0.7, 0.9)  # of the depth: what three quarters is compared with
 
 
@@ -19,8 +19,11 @@ def counterpart(row: Row, num_layers: int) -> PublishedScorerRow | None:
     if variant.split_by != "prompt" or not (variant.hidden_states and variant.prior) or variant.name.startswith("seed"):
         return None
     wanted = _code_row(row) if row.task == "python_repo" else _tool_call_row(row, max(variant.layers) / num_layers)
-    found = [one for one in scorer_rows() if (one.target, one.hidden) == wanted and one.candidates == _FINITE]
-    return found[0] if found else None
+    candidates = scorer_candidates(variant.drafters.values())
+    known = {(one.target, one.hidden): one for one in scorer_rows() if one.candidates == candidates}
+    if wanted == _SCORER and wanted not in known:  # over other drafters than DFlash, another target's were published
+        wanted = _LARGER
+    return known.get(wanted) if wanted is not None else None
 
 
 def _code_row(row: Row) -> tuple[str, str] | None:
@@ -34,7 +37,7 @@ def _tool_call_row(row: Row, depth: float) -> tuple[str, str] | None:
     if row.precision == "bfloat16":
         return "Qwen3.8-27B", "FP8, scorer trained on bf16"
     if row.variant.name == "scorer":
-        return "Qwen3-4B", "bf16"
+        return _SCORER
     if depth == 1:
         return "Qwen3.8-27B", _LAST_LAYER
     return ("Qwen3.8-27B", _EARLIER_LAYER) if _EARLIER[0] <= depth <= _EARLIER[1] else None
@@ -43,11 +46,12 @@ def _tool_call_row(row: Row, depth: float) -> tuple[str, str] | None:
 def scorer_table(rows: Sequence[Row], num_layers: int, title: str) -> Table:
     """Prior, scorer and oracle on held-out prompts, over all positions and over the decode path."""
     table = Table(
-        title=f"{title} (candidates: finite)",
+        title=title,
         caption="prior -> scorer (oracle), 95% intervals of the scorer's figure over n held-out prompts; 'gap' is the "
-        "share of the way from prior to oracle; each one's decode path is its own",
+        "share of the way from prior to oracle; each one's decode path is its own; in a union the prior takes drafters "
+        "at their word",
     )
-    for name in ("task", "scorer", "target", "n"):
+    for name in ("task", "candidates", "scorer", "target", "n"):
         table.add_column(name, overflow="fold")
     for name in ("top-1 %", "accepted, all positions", "gap %", "accepted, decode path", "gap %", "calibration"):
         table.add_column(name, justify="right")
@@ -56,6 +60,7 @@ def scorer_table(rows: Sequence[Row], num_layers: int, title: str) -> Table:
         found, published = row.found, counterpart(row, num_layers)
         table.add_row(
             row.task,
+            row.variant.candidates,
             row.variant.name,
             row.precision,
             str(found.scorer.accepted.n),
@@ -69,10 +74,14 @@ def scorer_table(rows: Sequence[Row], num_layers: int, title: str) -> Table:
             ),
             f"{100 * found.gap_closed_on_path:.0f}",
             f"{found.calibration_error_tokens:.2f}",
-            f"{published.target} {published.hidden}: {published.figures}" if published else "",
+            _said(published) if published else "",
         )
     return table
 
 
 def _accepted(prior: float, scorer: str, oracle: float) -> str:
     return f"{prior:.2f} -> {scorer} ({oracle:.2f})"
+
+
+def _said(published: PublishedScorerRow) -> str:
+    return f"{published.target} {published.hidden}, {published.candidates}: {published.figures}"

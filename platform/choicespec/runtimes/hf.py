@@ -1,7 +1,7 @@
 """The transformers runtime: its models, under choicespec's own decoding loop."""
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -32,10 +32,18 @@ from choicespec.records import Document, Proposal, Request, Sampling, TargetIden
 from choicespec.runtimes.checkpoints import identify, input_embedding, locate
 from choicespec.runtimes.hf_floor import measure_floor
 from choicespec.runtimes.hf_generate import generate_with_transformers
+from choicespec.runtimes.hf_generate_dflash import DFlashPeer
 from choicespec.runtimes.hf_target import layers_refusal, read_config, target_refusal
 from choicespec.runtimes.hf_tokenizer import HfTokenizer, read_eos_ids
 from choicespec.runtimes.memory import held_bytes
-from choicespec.runtimes.pair_parts import drafter_refusal, open_drafter, scorer_refusal
+from choicespec.runtimes.pair_parts import (
+    as_trained,
+    branches_refusal,
+    drafter_refusal,
+    open_drafter,
+    peer_refusal,
+    scorer_refusal,
+)
 from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
@@ -92,6 +100,7 @@ class HfRuntime:
         self._target: CausalLmTarget | None = None
         self._costs: dict[tuple[bool, int], StepCosts] = {}  # by whether exact, and the context
         self._drafters: dict[str, Any] = {}  # the checkpoints of the pair's drafters that are in use
+        self._peers: dict[str, DFlashPeer] = {}
         self.use_repository(tuple)
 
     @cached_property
@@ -127,7 +136,9 @@ class HfRuntime:
         if reason is not None:
             return reason
         if isinstance(method, Draft):
-            return drafter_refusal(pair, method)
+            return drafter_refusal(pair, method.drafter) or branches_refusal(pair, method)
+        if isinstance(method, TransformersGenerate) and method.drafter is not None:
+            return peer_refusal(pair, method.drafter)
         if isinstance(method, Choice):
             reasons = [HfRuntime.refusal(pair, draft) for draft in method.calls]
             if method.selection == "scorer":
@@ -160,7 +171,14 @@ class HfRuntime:
     def use_repository(self, documents: Callable[[], Iterable[Document]]) -> None:
         """Start a task with fresh proposers."""
         self._documents = documents
-        side = TargetSide(self.tokenizer.encode, self._step_costs, self._live_costs, self._scorer, self._drafter)
+        side = TargetSide(
+            self.tokenizer.encode,
+            self._step_costs,
+            self._live_costs,
+            self._scorer,
+            self._drafter,
+            partial(as_trained, self._pair),
+        )
         self._proposers = Proposers(side, documents)
 
     def generate(self, request: Request, method: MethodSpec) -> Trace:
@@ -171,7 +189,8 @@ class HfRuntime:
             return found._replace(prefill_ms=found.prefill_ms + self._target.spared_ms)
         self._check_length(request)
         self.load()
-        return generate_with_transformers(self.model, self._eos_ids, request, method, self._stop_rule(request))
+        peer = self._peer(method.drafter) if method.drafter is not None else None
+        return generate_with_transformers(self.model, self._eos_ids, request, method, self._stop_rule(request), peer)
 
     @staticmethod
     def stream_refusal(method: MethodSpec) -> str | None:
@@ -226,8 +245,10 @@ class HfRuntime:
         stops = [self._stop_rule(request) for request in requests]
         return record_batch(self.model, requests, stops, layers, prompt_states)
 
-    def draft_along(self, outputs: Sequence[tuple[Request, Sequence[int]]], method: Draft) -> list[list[Proposal]]:
-        """What one of the pair's drafters drafts at each position of known outputs; see ``decoding.along``.
+    def draft_along(
+        self, outputs: Sequence[tuple[Request, Sequence[int]]], methods: Sequence[Draft]
+    ) -> list[list[list[Proposal]]]:
+        """What some of the pair's drafters draft at each position of known outputs; see ``decoding.along``.
 
         Raises:
             CheckpointError: the drafter is missing, broken or for another target.
@@ -235,8 +256,8 @@ class HfRuntime:
         self.load()
         assert self._target is not None
         self._target.choose = greedy
-        proposer = self._proposers.of(method)
-        return [drafts_along(self._target, proposer, request, output_ids) for request, output_ids in outputs]
+        proposers = [self._proposers.of(method) for method in methods]
+        return [drafts_along(self._target, proposers, request, output_ids) for request, output_ids in outputs]
 
     def engine_settings(self, method: MethodSpec) -> dict[str, str]:
         """The loop is choicespec's own."""
@@ -310,10 +331,28 @@ class HfRuntime:
             CheckpointError: it is missing, broken or for another target.
         """
         assert self._target is not None, "a method is made once the weights are there"
-        if method.drafter not in self._drafters:
-            self._drafters[method.drafter] = open_drafter(self._pair, method.drafter)
-        drafter: Proposer = self._drafters[method.drafter].drafter(self._target, method.num_draft_tokens)
+        drafter: Proposer = self._opened_drafter(method.drafter).drafter(self._target, method.num_draft_tokens)
         return drafter
+
+    def _peer(self, name: str) -> DFlashPeer:
+        """One of the pair's DFlash drafters for transformers' own loop.
+
+        Raises:
+            CheckpointError: it is missing, broken or for another target, or has what that loop does not take.
+        """
+        assert self._target is not None, "a method is made once the weights are there"
+        if name not in self._peers:
+            net = self._opened_drafter(name).network(self._target)
+            try:
+                self._peers[name] = DFlashPeer(net, self._target.config.vocab_size)
+            except ValueError as error:
+                raise CheckpointError(f"pair.drafters.{name}: {error}") from None
+        return self._peers[name]
+
+    def _opened_drafter(self, name: str) -> Any:
+        if name not in self._drafters:
+            self._drafters[name] = open_drafter(self._pair, name)
+        return self._drafters[name]
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         embedding = self.model.get_input_embeddings()

@@ -1,6 +1,7 @@
 """transformers' own ``generate``, timed the way choicespec's loop is: a peer to compare with."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 from choicespec.decoding.small_blocks import library_kernels
 from choicespec.decoding.stopping import StopRule
 from choicespec.records import Request, Step, Trace
+from choicespec.runtimes.hf_generate_dflash import DFlashPeer
 from choicespec.spec.method import TransformersGenerate
 
 
@@ -44,7 +46,12 @@ class _StopStrings(StoppingCriteria):
 
 
 def generate_with_transformers(
-    model: Any, eos_ids: Sequence[int], request: Request, method: TransformersGenerate, stop: StopRule
+    model: Any,
+    eos_ids: Sequence[int],
+    request: Request,
+    method: TransformersGenerate,
+    stop: StopRule,
+    peer: DFlashPeer | None,
 ) -> Trace:
     """Decode one request with ``model.generate`` on the model's own linear layers.
 
@@ -64,12 +71,16 @@ def generate_with_transformers(
         pad_token_id=eos_ids[0] if eos_ids else None,
         prompt_lookup_num_tokens=method.prompt_lookup_num_tokens,
         cache_implementation=method.cache,
+        speculation_type="dflash" if peer is not None else None,
     )
+    drafting = {"assistant_model": peer.model} if peer is not None else {}
     prompt = torch.tensor([request.prompt_ids], dtype=torch.long, device=model.device)
     started = perf_counter()
     try:
-        with library_kernels(model):
-            sequence = model.generate(prompt, generation_config=config, streamer=clock, stopping_criteria=criteria)
+        with library_kernels(model), peer.drafting_for(model) if peer is not None else nullcontext():
+            sequence = model.generate(
+                prompt, generation_config=config, streamer=clock, stopping_criteria=criteria, **drafting
+            )
     finally:
         counter.remove()
     cut = stop.cut((), sequence[0, len(request.prompt_ids) :].tolist())

@@ -40,7 +40,7 @@ def target_refusal(pair: PairSpec, method: MethodSpec) -> str | None:
     if reason is not None:
         return reason
     if isinstance(method, TransformersGenerate):
-        if method.prompt_lookup_num_tokens is not None and "linear_attention" in _layer_types(config):
+        if method.drafts and "linear_attention" in _layer_types(config):
             return (
                 f"transformers' generate verifies no drafts on a target with linear attention, like {pair.target.model}"
             )

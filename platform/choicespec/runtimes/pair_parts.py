@@ -31,7 +31,8 @@ def scorer_refusal(pair: PairSpec, method: Choice) -> str | None:
         return str(error)
     if method.block_length > manifest.block_length:
         return f"its scorer judges {manifest.block_length} tokens at most, but block_length is {method.block_length}"
-    return None
+    drafters = {name: pair.drafters[name] for name in method.drafters if name in pair.drafters}
+    return manifest.draft_refusal(drafters, pair.scorer.transfer)
 
 
 def open_drafter(pair: PairSpec, name: str) -> Any:
@@ -54,13 +55,45 @@ def open_drafter(pair: PairSpec, name: str) -> Any:
     return made_on_use(DRAFTERS[spec.kind])(place, target, revision)
 
 
-def drafter_refusal(pair: PairSpec, method: Draft) -> str | None:
-    """Why a drafter cannot draft for the pair's target, or None."""
+def as_trained(pair: PairSpec, method: Draft) -> Draft:
+    """A draft with no more tokens than its drafter was trained for: what it drafts beside a candidate set.
+
+    Raises:
+        CheckpointError: as ``open_drafter``.
+    """
+    trained: int | None = open_drafter(pair, method.drafter).trained_tokens
+    k = method.num_draft_tokens
+    return method.model_copy(update={"num_draft_tokens": min(k, trained or k)})
+
+
+def drafter_refusal(pair: PairSpec, name: str) -> str | None:
+    """Why one of a pair's drafters cannot draft for its target, or None."""
     try:
-        open_drafter(pair, method.drafter)
+        open_drafter(pair, name)
     except CheckpointError as error:
         return str(error)
+    return None
+
+
+def branches_refusal(pair: PairSpec, method: Draft) -> str | None:
+    """Why a method's drafter has no branches to verify, or None."""
     kind = pair.drafters[method.drafter].kind
     if is_tree(method) and kind != "dflash":
         return f"of drafters only dflash says what else is likely at each place, and this is {kind}; leave width out"
+    return None
+
+
+def peer_refusal(pair: PairSpec, name: str) -> str | None:
+    """Why transformers' own generators cannot draft with one of a pair's drafters, or None."""
+    reason = drafter_refusal(pair, name)
+    if reason is not None:
+        return reason
+    kind = pair.drafters[name].kind
+    if kind == "mtp":
+        return (
+            "transformers' own MTP drafts one token a layer, by layers in the target's checkpoint and its LM head, but "
+            f"{name!r} iterates its one layer"
+        )
+    if kind != "dflash":
+        return f"transformers' own generators draft with kind 'dflash', but {name!r} is of kind {kind!r}"
     return None

@@ -9,22 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from choicespec.recordings import Recorded
-from choicespec.scorer.examples import Examples, SetArrays
+from choicespec.scorer.examples import Examples, SetArrays, with_drafts_of
 from choicespec.scorer.fit import Dataset, joined
 
 SplitBy = Literal["prompt", "function"]
 
 
 class RecordedTask(NamedTuple):
-    """A task's recorded requests and the examples made of them."""
+    """A task's recorded requests and the examples made of them, with the drafts of these drafters."""
 
     recorded: Sequence[Recorded]
     examples: Examples
+    drafters: tuple[str, ...] = ()
 
-    def dataset(self, layers: Sequence[int]) -> Dataset:
-        """The examples with the hidden states of some layers side by side."""
+    def dataset(self, layers: Sequence[int], drafters: Sequence[str] = ()) -> Dataset:
+        """The examples with the drafts of some drafters, and the hidden states of some layers side by side."""
         states = [np.concatenate([one.hidden_states[layer] for one in self.recorded]) for layer in layers]
-        return Dataset(self.examples, np.concatenate(states, axis=1))
+        examples = with_drafts_of(self.examples, self.drafters, drafters)
+        return Dataset(examples, np.concatenate(states, axis=1))
 
 
 class Corpus:
@@ -43,15 +45,15 @@ class Corpus:
         """Of all tasks: what one task is fitted to must not be what another is judged by."""
         return frozenset().union(*(functions(task.recorded) for task in self.test.values()))
 
-    def training_set(self, layers: Sequence[int], split_by: SplitBy) -> Dataset:
-        """All tasks' train prompts.
+    def training_set(self, layers: Sequence[int], split_by: SplitBy, drafters: Sequence[str] = ()) -> Dataset:
+        """All tasks' train prompts, with the drafts of some drafters.
 
         With the split by function, prompts are left out on which a function of a held-out prompt is on offer: BFCL
         repeats functions over prompts.
         """
         datasets = []
         for task in self._train.values():
-            examples, hidden_RH = task.dataset(layers)
+            examples, hidden_RH = task.dataset(layers, drafters)
             if split_by == "function":
                 kept = [not functions([one]) & self._held_out_functions for one in task.recorded]
                 examples = positions_of(examples, np.array(kept)[examples.requests])

@@ -81,13 +81,13 @@ def compare(net: ScorerNet, dataset: Dataset) -> Comparison:
     expected_PN = expected_lengths(net, dataset)
     chosen_P = expected_PN.argmax(axis=1)
     every = np.arange(len(chosen_P))
-    there = examples.sets.lengths[:, 0] > 0
+    there = examples.sets.any_candidate
     expected_P = expected_PN[every, chosen_P][there]
     actual_P = examples.accepted[every, chosen_P][there].astype(np.float64)
     tenths = [part for part in np.array_split(np.argsort(expected_P), _BINS) if len(part)]
     differences = [abs(expected_P[part].mean() - actual_P[part].mean()) * len(part) for part in tenths]
     return Comparison(
-        prior=_ranking(examples, np.zeros(len(chosen_P), np.int64)),
+        prior=_ranking(examples, examples.sets.best_prior),
         scorer=_ranking(examples, chosen_P),
         oracle=_ranking(examples, examples.accepted.argmax(axis=1)),
         candidates=float((examples.sets.lengths > 0).sum(axis=1).mean()),

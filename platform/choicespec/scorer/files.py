@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
@@ -17,11 +18,12 @@ from choicespec.records import TargetIdentity
 from choicespec.scorer.model import Embed, ScorerNet, Shape
 from choicespec.scorer.table import Row
 from choicespec.spec.frozen import Frozen
-from choicespec.spec.pair import SCORER_WEIGHTS, ScorerSpec
+from choicespec.spec.pair import SCORER_WEIGHTS, DrafterSpec, ScorerSpec
 from choicespec.spec.training import Count
 
 SHIPPED = Path(__file__).parent / "shipped"  # a folder a target, named by the digest of its weights
 _MANIFEST = "scorer.json"
+_TRANSFER = "set pair.scorer.transfer to true to use it all the same"
 _TRAIN = "train one with: python -m jobs.train scorer EXPERIMENT"
 
 
@@ -33,6 +35,7 @@ class ScorerManifest(Frozen):
         layers: the decoder layers that it reads, counted from 1.
         block_length: the most tokens of a candidate.
         features: the names of what it reads of the prior.
+        drafters: those whose drafts it judges, in the order of the features that say whose a candidate is.
         embedding_size, width: of its layers.
         trained_on: for each task, the prompts.
         held_out: what it was saved with: its figures on prompts that it was not trained on, a row a task.
@@ -43,6 +46,7 @@ class ScorerManifest(Frozen):
     layers: tuple[Count, ...] = Field(min_length=1)
     block_length: Count
     features: tuple[str, ...] = Features._fields
+    drafters: dict[str, DrafterSpec] = {}  # noqa: RUF012  (a field's default)
     embedding_size: Count
     width: Count
     trained_on: dict[str, int]
@@ -52,7 +56,26 @@ class ScorerManifest(Frozen):
     def shape(self) -> Shape:
         """Of the network."""
         hidden_size = self.target.hidden_size * len(self.layers)
-        return Shape(hidden_size, self.embedding_size, len(self.features), self.block_length, self.width)
+        num_features = len(self.features) + len(self.drafters)
+        return Shape(hidden_size, self.embedding_size, num_features, self.block_length, self.width)
+
+    def draft_refusal(self, drafters: Mapping[str, DrafterSpec], transfer: bool) -> str | None:
+        """Why it cannot judge the drafts of these drafters, or None; one that was trained beside none judges no drafts,
+        and is not asked.
+
+        Args:
+            drafters: of a method, by name.
+            transfer: drafters of other weights will do, as long as their kinds are the same.
+        """
+        for name, spec in drafters.items() if self.drafters else ():
+            own = self.drafters.get(name)
+            if own is None:
+                return f"its scorer was trained beside the drafters {', '.join(self.drafters)}, not {name!r}; {_TRAIN}"
+            if own.kind != spec.kind:
+                return f"its scorer was trained beside {name!r} of kind {own.kind!r}, not {spec.kind!r}; {_TRAIN}"
+            if (own.sha256, own.sha256 or own.model) != (spec.sha256, spec.sha256 or spec.model) and not transfer:
+                return f"its scorer was trained beside {name!r} of other weights; {_TRANSFER}, or {_TRAIN}"
+        return None
 
 
 class Scorer(NamedTuple):
@@ -118,7 +141,7 @@ def check_scorer(folder: Path, target: TargetIdentity, transfer: bool) -> Scorer
     for name in ("weights", "precision"):
         own, other = getattr(trained, name), getattr(target, name)
         if own != other and not transfer:
-            _refuse(folder, name, own, other, "; set pair.scorer.transfer to true to use it all the same")
+            _refuse(folder, name, own, other, f"; {_TRANSFER}")
     return manifest
 
 

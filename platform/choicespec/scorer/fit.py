@@ -81,7 +81,7 @@ def fit(
     torch.manual_seed(spec.seed)
     order = np.random.default_rng(spec.seed)
     net = ScorerNet(_shape(dataset, embed), embed, reads)
-    there = dataset.examples.sets.lengths[:, 0] > 0
+    there = dataset.examples.sets.any_candidate
     set_aside = dataset.examples.requests % _CALIBRATION_EVERY == 0
     positions = np.flatnonzero(there & ~set_aside)
     if not len(positions):

@@ -1,11 +1,14 @@
 """A scorer at work in the loop."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
+from choicespec.candidates.drafts import as_candidate
 from choicespec.candidates.sets import Candidate, Ranked
+from choicespec.records import Proposal
 from choicespec.scorer.examples import set_arrays
 from choicespec.scorer.files import Scorer
 from choicespec.scorer.model import Batch, survivals
@@ -37,7 +40,7 @@ class ScorerRanker:
     def _survivals(self, candidates: Sequence[Candidate], anchor: int) -> torch.Tensor:
         """(N, L) probabilities that each prefix of each candidate is accepted."""
         longest = max(len(candidate.token_ids) for candidate in candidates)
-        sets = set_arrays([candidates], len(candidates), longest)
+        sets = set_arrays([candidates], len(candidates), longest, list(self._manifest.drafters))
         states = [self._hidden_state(layer).float().cpu() for layer in self._manifest.layers]
         batch = Batch(
             torch.cat(states)[None],
@@ -49,3 +52,12 @@ class ScorerRanker:
         )
         with torch.inference_mode():
             return survivals(self._net(batch), batch.lengths_PN)[0]
+
+    def judge(self, drafter: str) -> Callable[[Proposal, Sequence[int]], Sequence[float]] | None:
+        """See ``Ranker.judge``. The network looks at each candidate by itself, so that a draft that comes after the
+        finite candidates is judged as in one set with them."""
+        return partial(self._survival, drafter) if drafter in self._manifest.drafters else None
+
+    def _survival(self, drafter: str, drafted: Proposal, token_ids: Sequence[int]) -> Sequence[float]:
+        candidate = as_candidate(drafter, drafted)
+        return self.best([candidate], token_ids[-1]).survival if candidate else ()

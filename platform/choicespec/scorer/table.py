@@ -1,12 +1,15 @@
 """The rows of the scorer table: what is varied, and how a row is made."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+
+from pydantic import Field
 
 from choicespec.scorer.corpus import Corpus, SplitBy
 from choicespec.scorer.evaluate import Comparison, compare
 from choicespec.scorer.fit import fit
 from choicespec.scorer.model import Embed, Reads, ScorerNet
 from choicespec.spec.frozen import Frozen
+from choicespec.spec.pair import DrafterSpec
 from choicespec.spec.training import FitSpec, ScorerTraining
 
 OTHER_SEEDS = 2
@@ -21,6 +24,7 @@ class Variant(Frozen):
         split_by: what train and held-out prompts do not share.
         hidden_states, prior: what it looks at; an ablation turns one off.
         fit: how it is fitted.
+        drafters: those whose drafts are candidates too: the name in the pair, and the kind.
     """
 
     name: str
@@ -29,6 +33,18 @@ class Variant(Frozen):
     hidden_states: bool = True
     prior: bool = True
     fit: FitSpec
+    # Left out where there are none, so that rows that were made before there were any keep their identity.
+    drafters: dict[str, str] = Field(default={}, exclude_if=lambda drafters: not drafters)
+
+    @property
+    def candidates(self) -> str:
+        """What its sets hold, for people."""
+        return f"union[{','.join(self.drafters)}]" if self.drafters else "finite"
+
+    @property
+    def label(self) -> str:
+        """Name and sets, for people."""
+        return f"{self.name} {self.candidates}" if self.drafters else self.name
 
 
 class Row(Frozen):
@@ -46,14 +62,34 @@ class Row(Frozen):
     found: Comparison
 
 
-def variants(training: ScorerTraining) -> Iterator[Variant]:
-    """What the table compares; the first is the scorer itself."""
-    main = Variant(name="scorer", layers=training.layers, fit=training.fit)
-    yield main
-    yield main.model_copy(update={"name": "split by function", "split_by": "function"})
+def of_sets(training: ScorerTraining, known: Mapping[str, DrafterSpec]) -> list[Variant]:
+    """The scorer itself, then one for each of the other sets.
+
+    Args:
+        training: what is compared.
+        known: the pair's drafters.
+    """
+    return [
+        Variant(
+            name="scorer",
+            layers=training.layers,
+            fit=training.fit,
+            drafters={name: known[name].kind for name in drafters},
+        )
+        for drafters in (training.drafters, *training.other_sets)
+    ]
+
+
+def variants(training: ScorerTraining, known: Mapping[str, DrafterSpec]) -> Iterator[Variant]:
+    """What the table compares; the first is the scorer itself. See ``of_sets``."""
+    main, *others = of_sets(training, known)
+    yield from (main, *others)
     for layer in training.recorded_layers:
         if (layer,) != training.layers:
-            yield main.model_copy(update={"name": f"layer {layer}", "layers": (layer,)})
+            yield main.model_copy(update={"name": f"layer {layer}", "layers": (layer,), "drafters": {}})
+    if not training.ablations:
+        return
+    yield main.model_copy(update={"name": "split by function", "split_by": "function"})
     yield main.model_copy(update={"name": "without hidden state", "hidden_states": False})
     yield main.model_copy(update={"name": "without prior features", "prior": False})
     for seed in range(training.fit.seed + 1, training.fit.seed + 1 + OTHER_SEEDS):
@@ -63,7 +99,7 @@ def variants(training: ScorerTraining) -> Iterator[Variant]:
 
 def fit_variant(corpus: Corpus, variant: Variant, embed: Embed, on_epoch: Callable[[int, float], None]) -> ScorerNet:
     """Fit a variant to the train prompts."""
-    dataset = corpus.training_set(variant.layers, variant.split_by)
+    dataset = corpus.training_set(variant.layers, variant.split_by, list(variant.drafters))
     return fit(dataset, embed, Reads(variant.hidden_states, variant.prior), variant.fit, on_epoch)
 
 
@@ -76,7 +112,7 @@ def rows_of(corpus: Corpus, variant: Variant, net: ScorerNet, precision: str) ->
             task=name,
             precision=precision,
             train_prompts=prompts,
-            found=compare(net, task.dataset(variant.layers)),
+            found=compare(net, task.dataset(variant.layers, list(variant.drafters))),
         )
         for name, task in corpus.test.items()
     ]

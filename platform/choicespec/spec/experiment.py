@@ -104,11 +104,19 @@ class ExperimentSpec(Frozen):
     def _trained_names_exist(self) -> Self:
         if self.scorer is not None:
             _known(self.scorer.transfer, self.pairs, "scorer.transfer")
+            _known(self.scorer.train_tasks, self.scorer.train_limits, "scorer.train_tasks")
+            _known(self.scorer.train_tasks.values(), self.tasks, "scorer.train_tasks")
+            for name, other in self.scorer.train_tasks.items():
+                taken = self.tasks[other].model_copy(update={"limit": self.scorer.train_limits[name]})
+                _check_held_out(f"scorer.train_tasks.{name}", taken, self.tasks[name])
         for field, training in (("scorer", self.scorer), ("drafter", self.drafter)):
             if training is not None:
                 _known([training.pair], self.pairs, f"{field}.pair")
                 _known([training.runtime], self.runtimes, f"{field}.runtime")
                 _known(training.train_limits, self.tasks, f"{field}.train_limits")
+        if self.scorer is not None:
+            drafters = self.pairs[self.scorer.pair].drafters
+            _known(self.scorer.recorded_drafters, drafters, f"scorer.drafters, of pairs.{self.scorer.pair}.drafters")
         return self
 
     @model_validator(mode="after")
@@ -215,7 +223,8 @@ def _check_held_out(where: str, searched: TaskSpec, held_out: TaskSpec) -> None:
     split, other_split = one.pop("split"), other.pop("split")
     if one != other:
         raise ValueError(f"{where}: it and the task it is confirmed on must differ in split, skip and limit only")
-    if split == other_split and held_out.skip < searched.skip + searched.limit:
+    apart = held_out.skip >= searched.skip + searched.limit or searched.skip >= held_out.skip + held_out.limit
+    if split == other_split and not apart:
         raise ValueError(
             f"{where}: it and the task it is confirmed on take the same prompts of split {split!r}; give the latter "
             f"split: test, or skip: {searched.skip + searched.limit}"

@@ -173,28 +173,34 @@ class TransformersGenerate(Frozen):
     Attributes:
         prompt_lookup_num_tokens: None decodes greedily; a number turns on transformers' own prompt lookup.
         cache: ``dynamic`` grows with the text; ``static`` is allocated as a whole, and on a GPU the pass is compiled.
+        drafter: the name in ``pair.drafters`` of one of kind ``dflash``, with which transformers' own DFlash drafts.
     """
 
     kind: Literal["transformers_generate"] = "transformers_generate"
     prompt_lookup_num_tokens: int | None = Field(default=None, ge=1)
-    # Left out where it changes nothing, like ``exact``.
+    # Left out where they change nothing, like ``exact``.
     cache: Literal["dynamic", "static"] = Field(default="dynamic", exclude_if=lambda cache: cache == "dynamic")
+    drafter: str | None = Field(default=None, min_length=1, exclude_if=lambda drafter: drafter is None)
 
     @model_validator(mode="after")
-    def _lookup_is_with_the_dynamic_cache(self) -> "TransformersGenerate":
-        if self.cache == "static" and self.prompt_lookup_num_tokens is not None:
+    def _drafts_one_way(self) -> "TransformersGenerate":
+        if self.drafter is not None and self.prompt_lookup_num_tokens is not None:
+            raise ValueError(f"drafter={self.drafter} and prompt_lookup_num_tokens exclude each other; leave one out")
+        if self.cache == "static" and self.drafts:
             raise ValueError(
-                f"prompt_lookup_num_tokens={self.prompt_lookup_num_tokens} and cache=static: transformers verifies no "
-                "drafts with its static cache; leave one of them out"
+                "cache=static and drafts exclude each other: transformers verifies no drafts with its static cache; "
+                "leave one of them out"
             )
         return self
 
     @property
     def drafts(self) -> bool:
-        return self.prompt_lookup_num_tokens is not None
+        return self.prompt_lookup_num_tokens is not None or self.drafter is not None
 
     @property
     def label(self) -> str:
+        if self.drafter is not None:
+            return f"transformers draft {self.drafter}"
         if self.prompt_lookup_num_tokens is None:
             return "transformers generate" + (" static" if self.cache == "static" else "")
         return f"transformers prompt lookup k={self.prompt_lookup_num_tokens}"
@@ -280,7 +286,10 @@ def is_tree(method: "MethodSpec") -> bool:
 
 def drafters_of(method: "MethodSpec") -> tuple[str, ...]:
     """The names in ``pair.drafters`` that a method calls."""
-    return (method.drafter,) if isinstance(method, Draft) else method.drafters if isinstance(method, Choice) else ()
+    if isinstance(method, Choice):
+        return method.drafters
+    one = method.drafter if isinstance(method, Draft | TransformersGenerate) else None
+    return (one,) if one is not None else ()
 
 
 MethodSpec = Annotated[

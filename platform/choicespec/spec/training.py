@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from choicespec.spec.frozen import Frozen
 from choicespec.spec.method import LONGEST_BLOCK
@@ -35,12 +35,19 @@ class ScorerTraining(Frozen):
         pair: the name of the pair that is recorded and that the scorer is for.
         runtime: the name of the runtime that records.
         layers: the decoder layers that the scorer reads, counted from 1.
-        other_layers: further layers, each alone in a row of the table.
+        other_layers: further layers, each alone in a row of the table, over finite sets.
         block_length, num_candidates: of the candidate sets.
+        drafters: names in ``pair.drafters`` of those whose drafts are candidates of the scorer's too.
+        other_sets: drafters of further sets, each with a scorer of its own in a row of the table; none of them is the
+            finite set.
         train_limits: prompts of each task's train split; the experiment's tasks say what is held out.
+        train_tasks: for some of those tasks, the name of a task whose prompts are taken instead of its train split,
+            such as prompts that the drafters were not fitted to.
         batch_size: requests recorded together.
         fit: how the scorer is fitted.
-        transfer: the names of pairs on which the scorer is evaluated as it is; the same model in other precisions.
+        ablations: whether the table also has the split by function, scorers that read less, and other seeds.
+        transfer: the names of pairs on which the scorers of the sets that they have the drafters for are evaluated as
+            they are; the same model in other precisions.
         transfer_limit: held-out prompts of each task that are recorded on such a pair.
     """
 
@@ -50,9 +57,13 @@ class ScorerTraining(Frozen):
     other_layers: tuple[Count, ...] = ()
     block_length: int = Field(default=8, ge=1, le=LONGEST_BLOCK)
     num_candidates: int = Field(default=16, ge=2)
+    drafters: tuple[str, ...] = ()
+    other_sets: tuple[tuple[str, ...], ...] = ()
     train_limits: dict[str, Count] = Field(min_length=1)
+    train_tasks: dict[str, str] = {}  # noqa: RUF012  (a field's default)
     batch_size: int = Field(default=32, ge=1)
     fit: FitSpec = FitSpec()
+    ablations: bool = True
     transfer: tuple[str, ...] = ()
     transfer_limit: int = Field(default=64, ge=1)
 
@@ -60,6 +71,18 @@ class ScorerTraining(Frozen):
     def recorded_layers(self) -> tuple[int, ...]:
         """The layers that are recorded, ascending."""
         return tuple(sorted({*self.layers, *self.other_layers}))
+
+    @property
+    def recorded_drafters(self) -> tuple[str, ...]:
+        """The drafters whose drafts are recorded, each once."""
+        return tuple(dict.fromkeys(name for drafters in (self.drafters, *self.other_sets) for name in drafters))
+
+    @model_validator(mode="after")
+    def _sets_differ(self) -> "ScorerTraining":
+        sets = [self.drafters, *self.other_sets]
+        if len(set(map(frozenset, sets))) < len(sets) or any(len(set(one)) < len(one) for one in sets):
+            raise ValueError(f"drafters={self.drafters} and other_sets={self.other_sets} name a drafter or a set twice")
+        return self
 
 
 class DrafterFit(Frozen):
