@@ -16,6 +16,7 @@ from choicespec.spec.runtime import VllmRuntimeSpec
 RUNTIME = "vllm"
 SETTINGS = "choicespec"  # the name of what is ours in vLLM's free-form settings
 _PROPOSER = "choicespec.runtimes.vllm_proposer.ChoiceProposer"
+_UNION_WORKER = "choicespec.runtimes.vllm_worker.UnionWorker"
 _STORED_AS = {  # what a checkpoint's own configuration calls it; vLLM reads the rest there
     "fp8": ("fp8", "compressed-tensors", "modelopt"),
     "awq": ("awq", "compressed-tensors"),
@@ -97,6 +98,7 @@ def engine_arguments(
         "dtype": target.dtype,
         "quantization": _told_quantization(target),
         "tensor_parallel_size": target.tensor_parallel,
+        "worker_cls": _UNION_WORKER if isinstance(method, Choice) and method.drafters else "auto",
         "distributed_executor_backend": "mp" if target.tensor_parallel > 1 else "uni",
         "max_model_len": context_tokens,
         "max_num_seqs": spec.concurrent_requests,
@@ -215,10 +217,10 @@ def _speculation(pair: PairSpec, method: MethodSpec) -> dict[str, Any] | None:
     if decided_live(method):
         raise _CannotBe("exact and pace=adaptive are settings of choicespec's own loop; leave them out, or use hf")
     if isinstance(method, Choice):
-        if method.drafters:
-            raise _CannotBe("its runner tells a proposer class too little to run drafters; leave method.drafters out")
         if uses_scorer(method) and (reason := scorer_refusal(pair, method)):
             raise _CannotBe(reason)
+        if method.drafters:
+            return _union(pair, method)
         return {"method": "custom_class", "model": _PROPOSER, "num_speculative_tokens": method.block_length}
     if isinstance(method, Draft):
         return _draft(pair, method)
@@ -239,6 +241,21 @@ def _speculation(pair: PairSpec, method: MethodSpec) -> dict[str, Any] | None:
         "prompt_lookup_min": method.min_ngram,
         "prompt_lookup_max": method.max_ngram,
     }
+
+
+def _union(pair: PairSpec, method: Choice) -> dict[str, Any]:
+    """vLLM's own drafter, whose drafts our worker weighs with the candidates."""
+    if len(method.drafters) > 1:
+        raise _CannotBe(
+            f"an engine has one drafter, and method.drafters names {len(method.drafters)}; name one of them"
+        )
+    if method.gate is not None:
+        raise _CannotBe("its drafter drafts in every step, so that a gate spares no call; leave method.gate out")
+    (draft,) = method.calls
+    said = _draft(pair, draft)
+    if pair.drafters[draft.drafter].kind == "dflash2":
+        raise _CannotBe("DFlash2 runs in vLLM's second model runner, and a union weighs the drafts of the first")
+    return said
 
 
 def _draft(pair: PairSpec, method: Draft) -> dict[str, Any]:
