@@ -44,7 +44,7 @@ class Union(NamedTuple):
     model: Drafting
 
     def step(self, texts: Mapping[str, Sequence[int]], sure: Mapping[str, float]) -> list[list[int]]:
-        """End a step: vLLM's drafter has drafted ``DRAFT`` for each request, a pass a token, and was so sure of each."""
+        """End a step: vLLM's drafter has drafted ``DRAFT`` for each request, a pass a token, so sure of each."""
         batch = self.runner.input_batch = SimpleNamespace(
             req_ids=list(texts),
             num_computed_tokens_cpu=np.zeros(8, np.int32),

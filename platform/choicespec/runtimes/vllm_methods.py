@@ -167,6 +167,8 @@ def _check_target(pair: PairSpec) -> None:
         raise _CannotBe(f"{target.model} is a GGUF; give the checkpoint that it was made of")
     if pair.gpus > target.tensor_parallel:
         raise _CannotBe(f"gpus={pair.gpus} would be idle in part: target.tensor_parallel={target.tensor_parallel}")
+    if pair.gpus == 0:
+        _check_on_cpu(target)
     quantization = target.quantization
     if quantization is None:
         return
@@ -180,6 +182,14 @@ def _check_target(pair: PairSpec) -> None:
     if quantization == "nf4" and _version() >= _WITHOUT_BITSANDBYTES:
         raise _CannotBe(f"{installed()} has no bitsandbytes for nf4; use fp8, or a checkpoint in awq or nvfp4")
     _check_stored(target, quantization)
+
+
+def _check_on_cpu(target: TargetSpec) -> None:
+    config = read_config(target.model, target.revision)
+    if loses_state(config) and target.dtype != "bfloat16":
+        raise _CannotBe("its kernels of linear attention for the CPU take bfloat16 alone; set target.dtype: bfloat16")
+    if str(config.get("model_type")).startswith("qwen3_5") and util.find_spec("torchvision") is None:
+        raise _CannotBe("its description of Qwen3.5 imports torchvision, which is missing; install one built for torch")
 
 
 def _check_stored(target: TargetSpec, quantization: Quantization) -> None:

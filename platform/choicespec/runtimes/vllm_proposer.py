@@ -64,8 +64,7 @@ class ChoiceProposer:
         target = self._pair.target
         tokenizer = AutoTokenizer.from_pretrained(self._model_config.model, revision=target.revision)
         self._tokenizer = HfTokenizer(tokenizer, target.template_settings)
-        # A known fault of such targets: a step without a draft, after accepted ones, leaves their state wrong.
-        self._never_empty = loses_state(self._model_config.hf_config.to_dict())
+        self._fewest = self._fewest_tokens() if loses_state(self._model_config.hf_config.to_dict()) else 0
         self.drafter = VllmDrafter()
         self._runner: Any = None
         self._costs: BatchCosts | None = None
@@ -179,17 +178,23 @@ class ChoiceProposer:
         started = perf_counter()
         live = self._live.get(request_id) or self._begin(request_id)
         live.token_ids += text[len(live.token_ids) :].tolist()
-        limit = len(live.request.prompt_ids) + live.request.max_new_tokens - len(live.token_ids) - 1
-        if limit <= 0 or not set(settled).isdisjoint(params.stop_token_ids):
+        left = len(live.request.prompt_ids) + live.request.max_new_tokens - len(live.token_ids)
+        if left <= 0 or not set(settled).isdisjoint(params.stop_token_ids):
             return []  # the output ends here
         batch, starts = self._runner.input_batch, self._runner.query_start_loc.np
         self._row = int(starts[row] + len(live.token_ids) - 2 - batch.num_computed_tokens_cpu[row])
-        draft = live.drafter.propose(live.token_ids, min(limit, self._most))
-        token_ids, source = list(draft.token_ids), draft.source
-        if not token_ids and self._never_empty:
-            token_ids, source = [live.token_ids[-1]], _GUARD
-        live.drafted = Drafted(source, (perf_counter() - started) * 1e3)
-        return token_ids
+        draft = live.drafter.propose(live.token_ids, min(left - 1, self._most)) if left > 1 else NOTHING
+        missing = self._fewest - len(draft.token_ids)
+        live.drafted = Drafted(draft.source or (_GUARD if missing > 0 else ""), (perf_counter() - started) * 1e3)
+        return [*draft.token_ids, *[live.token_ids[-1]] * missing]
+
+    def _fewest_tokens(self) -> int:
+        """Of a draft, on a target with linear attention, whose state known faults leave wrong.
+
+        On every device: a step in which no request has a draft, after accepted ones. On the CPU: every step whose draft
+        is shorter than the most, as the state of its convolution is looked for where that of a full draft would be.
+        """
+        return 1 if self._pair.gpus else self._most
 
     def _begin(self, request_id: str) -> _Live:
         state = self._runner.requests[request_id]
