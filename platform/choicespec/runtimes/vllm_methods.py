@@ -243,7 +243,7 @@ def _speculation(pair: PairSpec, method: MethodSpec) -> dict[str, Any] | None:
         )
     if isinstance(method, Suffix):
         if util.find_spec("arctic_inference") is None:
-            raise _CannotBe("suffix decoding is in a package that is missing; run: pip install arctic-inference")
+            raise _CannotBe("suffix decoding is in a package that is missing; run: pip install arctic-inference==0.1.1")
         return {"method": "suffix", "num_speculative_tokens": method.num_draft_tokens}
     return {
         "method": "ngram",
