@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 _HEAD = {"head_dim": 32}
 _BLOCK = 16  # of the published drafters
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}  # said, as vLLM's own default is another
 _LINEAR_HEADS = {"head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 _FULL_LAYER = 1  # of the hybrids, which a head's layer is like
 
@@ -35,7 +36,7 @@ def qwen3(folder: Path) -> PairSpec:
     decoder = Qwen3Config(**(LAYER | _HEAD), vocab_size=1, layer_types=[FULL, FULL])
     shape = DFlashShape(decoder, TAPPED, _BLOCK, MASK, None, {FULL: False, SLIDING: True})
     weights = checkpoint_weights(scattered(DFlashNet(shape)))
-    dflash = save_drafter(folder / "dflash", zlab_config(**_HEAD, block_size=_BLOCK), weights)
+    dflash = save_drafter(folder / "dflash", zlab_config(**_HEAD, block_size=_BLOCK, rope_parameters=_ROPE), weights)
     return _pair(target, "float32", {"dflash": {"kind": "dflash", "model": str(dflash)}})
 
 
