@@ -123,10 +123,12 @@ def test_one_pass_may_draft_all() -> None:
 
 
 def test_drafts_of_no_pass_have_no_probabilities() -> None:
-    """Fails if an earlier step's are given to what vLLM drafts, zeros, without running the drafter."""
+    """Fails if an earlier step's, or a warm-up's, are given to what vLLM drafts, zeros, without running the drafter."""
     drafter, model = VllmDrafter(), Drafting()
     drafter.watch(model)
-    model.passes_KN = [[0.9]]
+    model.passes_KN = [[0.9], [0.8, 0.7]]
     model.compute_logits(torch.zeros(1, 4))
     assert drafter.take([[1]])[0].probabilities == pytest.approx((0.9,))
     assert drafter.take([[0]])[0].probabilities == ()
+    model.compute_logits(torch.zeros(2, 4))
+    assert drafter.take([[1]])[0].probabilities == ()

@@ -42,16 +42,14 @@ class VllmDrafter:
     def take(self, drafts: Sequence[Sequence[int]]) -> list[Proposal]:
         """A step's drafts, one a request, with the probabilities that were noted meanwhile.
 
-        There are none where the drafter did not run: near the end of its context vLLM drafts zeros instead.
+        There are none where the passes are not those of the drafts: near the end of the drafter's context vLLM drafts
+        zeros without a pass, and its warm-up makes passes without a draft.
         """
-        if not self._seen_N or not drafts:
+        seen_N, self._seen_N = self._seen_N, []
+        if not drafts or sum(map(len, seen_N)) != sum(map(len, drafts)):
             return [Proposal(tuple(draft), "vllm") for draft in drafts]
-        seen_RK = torch.stack(self._seen_N, dim=1).reshape(len(drafts), -1).tolist()
-        self._seen_N = []
-        return [
-            Proposal(tuple(draft), "vllm", tuple(seen_K[: len(draft)]))
-            for draft, seen_K in zip(drafts, seen_RK, strict=True)
-        ]
+        seen_RK = torch.stack(seen_N, dim=1).reshape(len(drafts), -1).tolist()
+        return [Proposal(tuple(draft), "vllm", tuple(seen_K)) for draft, seen_K in zip(drafts, seen_RK, strict=True)]
 
     def begin(self, request: Request) -> None:
         """Nothing: vLLM keeps the drafter's cache."""
