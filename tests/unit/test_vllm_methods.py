@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from choicespec.errors import Unsupported
-from choicespec.runtimes.vllm_methods import check_device, engine_arguments, speculation
+from choicespec.runtimes.vllm_methods import engine_arguments, speculation
+from choicespec.runtimes.vllm_target import check_device
 from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram, Suffix
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import VllmRuntimeSpec

@@ -22,8 +22,9 @@ from choicespec.records import Document, Proposal, Request
 from choicespec.runtimes.checkpoints import identify, input_embedding
 from choicespec.runtimes.hf_tokenizer import HfTokenizer
 from choicespec.runtimes.vllm_drafter import NOTHING, VllmDrafter
-from choicespec.runtimes.vllm_methods import SETTINGS, loses_state
+from choicespec.runtimes.vllm_methods import SETTINGS
 from choicespec.runtimes.vllm_steps import Drafted
+from choicespec.runtimes.vllm_target import loses_state
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
 from choicespec.spec.method import Choice, MethodSpec
