@@ -8,7 +8,7 @@ export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
 .PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters scorer-union live tune replay peers serve serve-check report \
-  ui test test-gpu check format
+  ui test test-gpu test-vllm-paths check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
 	$(BIN)/python -m jobs.bench smollm2
@@ -58,6 +58,9 @@ ui: $(INSTALLED)              ## the runs, in the MLflow UI on this machine
 
 test: $(WITH_LLAMACPP) $(WITH_VLLM)  ## unit and integration tests; no GPU, no network
 	$(BIN)/python -m pytest tests/unit tests/integration
+
+test-vllm-paths: $(WITH_VLLM)  ## every published method through vLLM on the CPU, with small random models: some minutes
+	$(BIN)/python -m pytest tests/vllm_paths
 
 test-gpu: $(INSTALLED)        ## what only a GPU can show
 	$(BIN)/python -m pytest tests/gpu

@@ -17,8 +17,10 @@ from choicespec.tasks.prompts import open_task
 
 PLAIN, SCORER = Autoregressive(), Choice(selection="scorer")
 WHOLE = Choice(selection="scorer", min_survival=0.0)
-METHODS: tuple[MethodSpec, ...] = (Ngram(num_draft_tokens=8), Choice(), SCORER)
-PAIR = PairSpec.model_validate({"target": {"model": "smollm2"}, "gpus": 1})
+UNION = Choice(selection="scorer", drafters=("itself",))  # with the target itself as vLLM's drafter: never wrong
+METHODS: tuple[MethodSpec, ...] = (Ngram(num_draft_tokens=8), Choice(), SCORER, UNION)
+ITSELF = {"itself": {"kind": "draft_model", "model": "smollm2"}}
+PAIR = PairSpec.model_validate({"target": {"model": "smollm2"}, "drafters": ITSELF, "gpus": 1})
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +86,23 @@ def test_hidden_states_reach_the_scorer_through_cuda_graphs(
     assert same > 0.9 * total
 
 
-def test_four_side_by_side_are_as_alone(runtime: VllmRuntime, requests: tuple[Request, ...]) -> None:
+def test_a_union_weighs_vllms_drafter(runtime: VllmRuntime, requests: tuple[Request, ...]) -> None:
+    """Fails if its drafts, or the probabilities that its passes under CUDA graphs gave, do not reach ChoiceSpec.
+
+    Then a drafter that is never wrong would be chosen in no step, or be wrong in some.
+    """
+    steps = [step for request in requests[:8] for step in runtime.generate(request, UNION).steps]
+    own = [step for step in steps if step.source == "itself"]
+    assert own
+    assert sum(step.accepted for step in own) > 0.95 * sum(step.proposed for step in own)
+
+
+@pytest.mark.parametrize("method", [SCORER, UNION], ids=lambda method: method.label)
+def test_four_side_by_side_are_as_alone(
+    runtime: VllmRuntime, requests: tuple[Request, ...], method: MethodSpec
+) -> None:
     """Fails if rows of a batch are mixed up."""
-    together = runtime.generate_together(requests[:8], SCORER)
+    together = runtime.generate_together(requests[:8], method)
     for request, trace in zip(requests, together, strict=False):
         parted = first_divergence(request, runtime.generate(request, PLAIN), trace, runtime.top2_margin)
         assert parted is None or parted.top2_margin < 1e-3, parted

@@ -61,10 +61,10 @@ def hybrid_settings(model_type: str) -> dict[str, Any]:
     return _HYBRID | HYBRIDS[model_type]
 
 
-def small_hybrid(model_type: str = "qwen3_5_text", seed: int = 0) -> Any:
+def small_hybrid(model_type: str = "qwen3_5_text", seed: int = 0, **changes: Any) -> Any:
     """A target with Gated DeltaNet layers in float32, in evaluation mode, the same for the same seed."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **hybrid_settings(model_type))
+    config = AutoConfig.for_model(model_type, **(hybrid_settings(model_type) | changes))
     return with_memory(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
 
 

@@ -90,6 +90,23 @@ def _arguments(trial: TrialSpec) -> dict[str, Any] | None:
     return engine_arguments(trial.runtime, pair, trial.method, model, trial.runtime.context_tokens)
 
 
+def _with_two_heads(folder: Path, trials: list[TrialSpec]) -> list[TrialSpec]:
+    """One of the trials by multi-token prediction of each target, with two layers for it, which draft twice in turn."""
+    found = {}
+    for trial in trials:
+        if isinstance(trial.method, Draft) and trial.method.drafter == "mtp":
+            place = Path(trial.pair.target.model)
+            config = json.loads((place / "config.json").read_text(encoding="utf-8"))
+            (config.get("text_config") or config)["mtp_num_hidden_layers"] = 2
+            two = folder / f"{place.name}-two"
+            two.mkdir(exist_ok=True)
+            (two / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            content = trial.model_dump() | {"method": trial.method.model_dump() | {"num_draft_tokens": 4}}
+            content["pair"]["target"]["model"] = str(two)
+            found[place] = TrialSpec.model_validate(content)
+    return list(found.values())
+
+
 def _expected(trial: TrialSpec, arguments: dict[str, Any]) -> list[Any]:
     """What vLLM should make of it."""
     quantization = {"awq": "compressed-tensors", "nvfp4": "compressed-tensors"}.get(
@@ -107,11 +124,14 @@ def test_vllm_takes_every_row(stated: Path) -> None:
     """Fails if a setting's name, a checkpoint's format or an architecture is not one of the installed vLLM's.
 
     The three rows of its prompt lookup on a target with linear attention are refused by choicespec itself. DFlash2
-    comes as far as the choice of a model runner, which only a GPU's build can make.
+    comes as far as the choice of a model runner, which only a GPU's build can make. Beside the rows: targets with two
+    layers for multi-token prediction.
     """
-    told = {json.dumps(said): (one, said) for one in _trials(stated, "vllm") if (said := _arguments(one))}
-    refused = [one for one in _trials(stated, "vllm") if _arguments(one) is None]
-    assert (len(refused), len(told)) == (3, 19)
+    trials = _trials(stated, "vllm")
+    trials += _with_two_heads(stated, trials)
+    told = {json.dumps(said): (one, said) for one in trials if (said := _arguments(one))}
+    refused = [one for one in trials if _arguments(one) is None]
+    assert (len(refused), len(told)) == (3, 19 + 4)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(STAND_INS), os.environ.get("PYTHONPATH", "")))}
     answer = subprocess.run(
         [sys.executable, "-c", ASK_VLLM],

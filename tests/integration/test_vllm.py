@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -52,9 +53,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint(tmp_path_factory.mktemp("target"), small_llama(head_dim=64))  # vLLM knows few sizes
 
 
-def _open(small: Path, kv_cache_gib: float = 0.02) -> VllmRuntime:
-    pair = PairSpec.model_validate({"target": {"model": str(small)}})
-    return VllmRuntime(VllmRuntimeSpec(threads=1, context_tokens=1024, kv_cache_gib=kv_cache_gib, engines=1), pair)
+def _itself(small: Path) -> PairSpec:
+    """A target with itself as its drafter, which is never wrong."""
+    drafters = {"itself": {"kind": "draft_model", "model": str(small)}}
+    return PairSpec.model_validate({"target": {"model": str(small)}, "drafters": drafters})
+
+
+def _open(small: Path, kv_cache_gib: float) -> VllmRuntime:
+    spec = VllmRuntimeSpec(threads=1, context_tokens=512, kv_cache_gib=kv_cache_gib, engines=1)
+    return VllmRuntime(spec, _itself(small))
 
 
 LLAMA = {
@@ -311,7 +318,46 @@ def _await_answer(client: openai.OpenAI) -> None:
     raise AssertionError("no slot is given back")
 
 
-def test_a_lost_engine_is_said_and_replaced(small: Path) -> None:
+UNION = Choice(drafters=("itself",))  # its engine measures its own step costs when it starts
+_WORDS = ("hello world, hello", "one two three one two", "a, b, c, a, b, c", "north south north")
+
+
+@pytest.fixture(scope="module")
+def union(small: Path) -> Iterator[VllmRuntime]:
+    """With a cache for little more than one request of full length, in both models."""
+    runtime = _open(small, kv_cache_gib=0.004)
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture(scope="module")
+def small_hf(small: Path) -> HfRuntime:
+    return HfRuntime(HfRuntimeSpec(threads=1), _itself(small))
+
+
+def test_a_union_in_a_full_cache(union: VllmRuntime, small_hf: HfRuntime) -> None:
+    """Fails if vLLM's own drafter is not asked, or what is known of a request does not survive its preemption.
+
+    vLLM takes requests out again, and computes them anew, when the cache is full: as it must have been, since more
+    tokens were known at once than it holds.
+    """
+    requests = [Request(word, tuple(word.encode()), 200) for word in _WORDS]
+    found = {trace.request_id: trace for trace in union.generate_together(requests, UNION)}
+    assert_lossless(requests, lambda request: small_hf.generate(request, PLAIN), lambda one: found[one.request_id])
+    assert any(step.source == "itself" and step.accepted > 1 for trace in found.values() for step in trace.steps)
+    assert _most_at_once(requests, found) > int(union.engine_settings(UNION)["kv_cache_tokens"]) + 4 * 9  # of a step
+
+
+def _most_at_once(requests: list[Request], traces: dict[str, Trace]) -> int:
+    """The tokens of all requests that have not ended, at the step at which they are most."""
+    lengths = [
+        list(accumulate((step.accepted + 1 for step in traces[one.request_id].steps), initial=len(one.prompt_ids)))
+        for one in requests
+    ]
+    return max(map(sum, zip_longest(*lengths, fillvalue=0)))
+
+
+def test_a_lost_engine_is_said_and_replaced(union: VllmRuntime) -> None:
     """Fails if one crash takes the worker's later trials with it, hangs a stream, or leaves an engine behind.
 
     Nor may one outlive an owner that is killed, as Ray kills its actors: then, too, its input is closed.
@@ -319,11 +365,11 @@ def test_a_lost_engine_is_said_and_replaced(small: Path) -> None:
     Also fails if a stream that is closed stays in the engine, which takes four: then the second request would wait for
     the end of one, and the fourth stream, as long and begun with them, would not be there any more to be lost.
     """
-    runtime, method = _open(small), Choice()  # which measures its own step costs when it starts
+    runtime, method = union, UNION
     request = Request("r", tuple(b"hello world, hello"), 96)
     first = runtime.generate(request, method)
     (process_id,) = runtime.process_ids
-    *closed, lost = [runtime.stream(request._replace(max_new_tokens=960), method, None) for _ in range(runtime.slots)]
+    *closed, lost = [runtime.stream(request._replace(max_new_tokens=400), method, None) for _ in range(runtime.slots)]
     for stream in (*closed, lost):
         next(stream)
     for stream in closed:

@@ -52,8 +52,8 @@ class Runner:
         return proposer.propose([list(text[-new:]) for text in texts.values()], lengths, tokens)
 
 
-def made(checkpoint: Path, method: Choice, most: int = 8, **config: Any) -> ChoiceProposer:
-    pair = PairSpec.model_validate({"target": {"model": str(checkpoint)}})
+def made(checkpoint: Path, method: Choice, most: int = 8, gpus: int = 0, **config: Any) -> ChoiceProposer:
+    pair = PairSpec.model_validate({"target": {"model": str(checkpoint)}, "gpus": gpus})
     asked = {"pair": pair.model_dump(mode="json"), "method": method.model_dump(mode="json")}
     return ChoiceProposer(
         SimpleNamespace(
@@ -162,14 +162,21 @@ def test_a_prompt_that_is_not_done_gets_no_draft(proposer: ChoiceProposer, runne
     assert proposer.propose([[]], np.array([5]), np.zeros((1, 256), np.int32)) == [[]]
 
 
-def test_linear_attention_is_never_left_without_a_draft(checkpoint: Path, runner: Runner) -> None:
-    """Fails if the step that leaves such a target's state wrong can come about."""
-    proposer = made(checkpoint, WHOLE, layer_types=["linear_attention", "full_attention"])
+@pytest.mark.parametrize(("gpus", "fewest"), [(0, 8), (1, 1)])
+def test_linear_attention_is_never_left_without_a_draft(
+    checkpoint: Path, runner: Runner, gpus: int, fewest: int
+) -> None:
+    """Fails if a step that leaves such a target's state wrong can come about, before the last token too."""
+    proposer = made(checkpoint, WHOLE, gpus=gpus, layer_types=["linear_attention", "full_attention"])
     proposer.attach(runner)
     nothing_known = tuple(range(60, 80))
     runner.add("r", asked("r", nothing_known))
-    assert runner.step(proposer, {"r": nothing_known}) == [[nothing_known[-1]]]
+    assert runner.step(proposer, {"r": nothing_known}) == [[nothing_known[-1]] * fewest]
     assert proposer.drafted()["r"].source == "guard"
+    runner.add("last", asked("last", CYCLE * 3, max_new_tokens=4))
+    drafts = [runner.step(proposer, {"last": (*CYCLE * 3, *CYCLE[:settled])})[0] for settled in (1, 2, 3, 4)]
+    assert [len(draft) for draft in drafts] == [max(2, fewest), max(1, fewest), fewest, 0]
+    assert drafts[0][:2] == list(CYCLE[1:3])
 
 
 def test_drafts_are_shorter_where_a_full_pass_is_dear(checkpoint: Path, runner: Runner) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from choicespec.errors import Unsupported
-from choicespec.runtimes.vllm_methods import check_device, engine_arguments, speculation
+from choicespec.runtimes.vllm_methods import engine_arguments, speculation
+from choicespec.runtimes.vllm_target import check_device
 from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram, Suffix
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import VllmRuntimeSpec
@@ -15,6 +16,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "target": {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, "num_nextn_predict_layers": 2},
     "plain": {"architectures": ["LlamaForCausalLM"], "vocab_size": 64},
     "linear": {"text_config": {"vocab_size": 64, "layer_types": ["linear_attention", "full_attention"]}},
+    "qwen3_5": {"model_type": "qwen3_5", "vocab_size": 64, "full_attention_interval": 4},
     "awq": {"vocab_size": 64, "quantization_config": {"quant_method": "compressed-tensors"}},
     "bnb": {"vocab_size": 64, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
     "small": {"architectures": ["LlamaForCausalLM"], "vocab_size": 64},
@@ -80,6 +82,17 @@ def test_drafters_are_named_as_vllm_names_them(folder: Path, kind: str, drafter:
     }
 
 
+def test_a_unions_drafter_is_vllms_and_its_worker_ours(folder: Path) -> None:
+    """Fails if a union runs as its drafter alone, or a method without one in a worker of its own."""
+    pair, union = pair_of(folder), Choice(block_length=6, drafters=("d",))
+    assert speculation(pair, union) == speculation(pair, Draft(drafter="d", num_draft_tokens=6))
+    workers = [
+        engine_arguments(VllmRuntimeSpec(), pair, method, "there", 100)["worker_cls"]
+        for method in (union, Choice(block_length=6), Draft(drafter="d", num_draft_tokens=6))
+    ]
+    assert workers == ["choicespec.runtimes.vllm_worker.UnionWorker", "auto", "auto"]
+
+
 DRAFT = Draft(drafter="d", num_draft_tokens=3)
 
 
@@ -96,7 +109,14 @@ DRAFT = Draft(drafter="d", num_draft_tokens=3)
         ({"drafter": "nowhere"}, DRAFT, "no folder"),
         ({}, Draft(drafter="other"), "no drafter 'other'; known: d"),
         ({}, Suffix(), "pip install arctic-inference"),
-        ({"target": "linear"}, Ngram(), "linear attention"),
+        ({"target": "linear", "gpus": 1}, Ngram(), "a step without a draft after accepted ones"),
+        ({"target": "linear"}, Choice(), "for the CPU take bfloat16 alone"),
+        ({"target": "qwen3_5", "dtype": "bfloat16"}, Choice(), "imports torchvision, which is missing"),
+        ({}, Choice(drafters=("d", "e")), "names 2; name one"),
+        ({}, Choice(drafters=("d",), gate="cost"), "leave method.gate out"),
+        ({}, Choice(drafters=("e",)), "no drafter 'e'; known: d"),
+        ({"kind": "dflash", "drafter": "dflash"}, Choice(drafters=("d",)), "at most 7 tokens"),
+        ({"kind": "dflash2", "drafter": "dflash2", "gpus": 1}, Choice(block_length=7, drafters=("d",)), "of the first"),
         ({}, Ngram(exact=True), "leave them out, or use hf"),
         ({}, Choice(pace="adaptive"), "leave them out, or use hf"),
         ({}, Choice(width=2), "verifies chains, not trees; leave width out, or use hf"),
@@ -118,8 +138,9 @@ def test_what_cannot_be_is_said_beforehand(folder: Path, said: Any, method: Meth
 
 def test_a_linear_attention_target_takes_methods_that_always_draft(folder: Path) -> None:
     """Fails if the guard refuses more than what is at fault."""
-    pair = pair_of(folder, target="linear")
+    pair = pair_of(folder, target="linear", dtype="bfloat16")
     assert speculation(pair, Choice()) is not None
+    assert speculation(pair, Choice(drafters=("d",))) is not None
     assert speculation(pair, Autoregressive()) is None
 
 

@@ -130,10 +130,11 @@ class ChoiceDrafter:
         self._block_length, self._drafters, self._width = block_length, drafters, width
 
     def beside(self) -> "ChoiceDrafter":
-        """One for a request that runs beside others: what is learnt is shared. Without drafters, which follow one."""
-        assert not self._drafters, "a runtime that runs requests side by side refuses them"
-        assert self._width == 1, "it refuses trees as well"
-        return ChoiceDrafter(self._candidates.beside(), self._ranker, copy(self._payoff), self._block_length)
+        """One for a request that runs beside others: what is learnt is shared. See ``CalledDrafter.beside``."""
+        assert self._width == 1, "a runtime that runs requests side by side refuses trees"
+        payoff = copy(self._payoff)
+        drafters = [drafter.beside(payoff) for drafter in self._drafters]
+        return ChoiceDrafter(self._candidates.beside(), self._ranker, payoff, self._block_length, drafters)
 
     def begin(self, request: Request) -> None:
         """Draw the request's sources."""

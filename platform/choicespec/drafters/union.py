@@ -3,6 +3,7 @@
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import accumulate
 from math import inf
 from operator import attrgetter, mul
@@ -138,6 +139,12 @@ class CalledDrafter:
         self.gains: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
         self.calls_ms: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
         self.idle_steps = 0
+
+    def beside(self, payoff: Payoff) -> "CalledDrafter":
+        """One for a request that runs beside others, of a proposer that follows none: what is known of it is shared."""
+        one = copy(self)
+        one._payoff, one._drafted = payoff, []
+        return one
 
     def begin(self, request: Request) -> None:
         """Start a request."""

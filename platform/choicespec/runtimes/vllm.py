@@ -19,8 +19,9 @@ from choicespec.records import Document, Request, Sampling, Trace
 from choicespec.runtimes.checkpoints import locate
 from choicespec.runtimes.hf_tokenizer import HfTokenizer, read_eos_ids
 from choicespec.runtimes.memory import peak_resident_bytes
-from choicespec.runtimes.vllm_methods import RUNTIME, EngineSpec, check_device, engine_arguments, installed, speculation
+from choicespec.runtimes.vllm_methods import EngineSpec, engine_arguments, speculation
 from choicespec.runtimes.vllm_process import VllmEngineProcess
+from choicespec.runtimes.vllm_target import RUNTIME, check_device, installed
 from choicespec.spec.method import Autoregressive, Choice, MethodSpec, uses_scorer
 from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import VllmRuntimeSpec

@@ -1,8 +1,9 @@
 """ChoiceSpec inside vLLM: a proposer class that vLLM's model runner makes and asks after each step.
 
 It is the hf runtime's: the same candidate sets, stores and ranker (``drafters.registry``). What is vLLM's own is found
-here: which request a row of the batch is, its tokens, and the target's hidden states, which vLLM does not hand out. The
-functions at the end are run on the engine's workers.
+here: which request a row of the batch is, its tokens, and the target's hidden states, which vLLM does not hand out. In
+a union it is asked after vLLM's own drafter (``vllm_worker``), with what that has drafted. The functions at the end are
+run on the engine's workers.
 
 Shapes: T tokens of a step, of all requests, one request's after the other's; H hidden size.
 """
@@ -17,14 +18,16 @@ from transformers import AutoTokenizer
 from choicespec.decoding.step_cost import BatchCosts, StepCosts
 from choicespec.drafters.choice import ChoiceDrafter
 from choicespec.drafters.registry import Proposers, TargetSide
-from choicespec.records import Document, Request
+from choicespec.records import Document, Proposal, Request
 from choicespec.runtimes.checkpoints import identify, input_embedding
 from choicespec.runtimes.hf_tokenizer import HfTokenizer
-from choicespec.runtimes.vllm_methods import SETTINGS, loses_state
+from choicespec.runtimes.vllm_drafter import NOTHING, VllmDrafter
+from choicespec.runtimes.vllm_methods import SETTINGS
 from choicespec.runtimes.vllm_steps import Drafted
+from choicespec.runtimes.vllm_target import loses_state
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
-from choicespec.spec.method import Choice, Draft, MethodSpec
+from choicespec.spec.method import Choice, MethodSpec
 from choicespec.spec.pair import PairSpec
 
 _GUARD = "guard"
@@ -47,6 +50,9 @@ class ChoiceProposer:
 
     Args:
         vllm_config: the engine's configuration.
+
+    Attributes:
+        drafter: vLLM's own, in a union.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -59,8 +65,8 @@ class ChoiceProposer:
         target = self._pair.target
         tokenizer = AutoTokenizer.from_pretrained(self._model_config.model, revision=target.revision)
         self._tokenizer = HfTokenizer(tokenizer, target.template_settings)
-        # A known fault of such targets: a step without a draft, after accepted ones, leaves their state wrong.
-        self._never_empty = loses_state(self._model_config.hf_config.to_dict())
+        self._fewest = self._fewest_tokens() if loses_state(self._model_config.hf_config.to_dict()) else 0
+        self.drafter = VllmDrafter()
         self._runner: Any = None
         self._costs: BatchCosts | None = None
         self._ranker: ScorerRanker | None = None
@@ -100,7 +106,8 @@ class ChoiceProposer:
 
     def use_repository(self, documents: Iterable[Document]) -> None:
         """Start a task with fresh stores."""
-        side = TargetSide(self._tokenizer.encode, self._step_costs, _no_live_costs, self._scorer, _no_drafter)
+        encode = self._tokenizer.encode
+        side = TargetSide(encode, self._step_costs, _no_live_costs, self._scorer, lambda draft: self.drafter)
         self._proposers = Proposers(side, lambda: documents)
         self._live.clear()
 
@@ -121,14 +128,19 @@ class ChoiceProposer:
         """
         if self._runner is None:
             return [[] for _ in sampled_token_ids]
-        for gone in self._live.keys() - self._runner.requests.keys():
-            del self._live[gone]  # aborted; a request that was preempted is still there
-        if self._costs is not None:
-            self._costs.requests = max(1, sum(1 for sampled in sampled_token_ids if sampled))
-        return [
-            self._draft(row, sampled, token_ids_cpu[row, : num_tokens_no_spec[row]]) if sampled else []
-            for row, sampled in enumerate(sampled_token_ids)
-        ]
+        texts = [token_ids_cpu[row, : num_tokens_no_spec[row]] for row in range(len(sampled_token_ids))]
+        return self._draft_all(sampled_token_ids, texts, [NOTHING] * len(texts))
+
+    def improve(self, drafts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """A union's draft for each row of the batch: the best of a candidate and of what vLLM's drafter has drafted.
+
+        Args:
+            drafts: of each row, by vLLM's drafter.
+        """
+        batch = self._runner.input_batch
+        texts = [batch.token_ids_cpu[row, : batch.num_tokens_no_spec[row]] for row in range(len(drafts))]
+        settled = [text[self._known(row) :].tolist() for row, text in enumerate(texts)]
+        return self._draft_all(settled, texts, self.drafter.take(drafts))
 
     def drafted(self) -> dict[str, Drafted]:
         """Of each request, what is to be said of its latest draft."""
@@ -140,7 +152,26 @@ class ChoiceProposer:
         if live is not None:
             live.drafter.finish(live.request, output_ids)
 
-    def _draft(self, row: int, sampled: Sequence[int], text: Any) -> list[int]:
+    def _draft_all(
+        self, settled: Sequence[Sequence[int]], texts: Sequence[Any], handed: Sequence[Proposal]
+    ) -> list[list[int]]:
+        for gone in self._live.keys() - self._runner.requests.keys():
+            del self._live[gone]  # aborted; a request that was preempted is still there
+        if self._costs is not None:
+            self._costs.requests = max(1, sum(1 for tokens in settled if tokens))
+        drafts = []
+        for row, (tokens, text, draft) in enumerate(zip(settled, texts, handed, strict=True)):
+            self.drafter.handed = draft
+            drafts.append(self._draft(row, tokens, text) if tokens else [])
+        return drafts
+
+    def _known(self, row: int) -> int:
+        """How many tokens a row's text had when it was last looked at: its prompt's, where it never was."""
+        request_id = self._runner.input_batch.req_ids[row]
+        live = self._live.get(request_id)
+        return len(live.token_ids if live else self._runner.requests[request_id].prompt_token_ids)
+
+    def _draft(self, row: int, settled: Sequence[int], text: Any) -> list[int]:
         request_id = self._runner.input_batch.req_ids[row]
         params = self._runner.requests[request_id].sampling_params
         if not (params.extra_args and SETTINGS in params.extra_args):
@@ -148,17 +179,23 @@ class ChoiceProposer:
         started = perf_counter()
         live = self._live.get(request_id) or self._begin(request_id)
         live.token_ids += text[len(live.token_ids) :].tolist()
-        limit = len(live.request.prompt_ids) + live.request.max_new_tokens - len(live.token_ids) - 1
-        if limit <= 0 or not set(sampled).isdisjoint(params.stop_token_ids):
+        left = len(live.request.prompt_ids) + live.request.max_new_tokens - len(live.token_ids)
+        if left <= 0 or not set(settled).isdisjoint(params.stop_token_ids):
             return []  # the output ends here
         batch, starts = self._runner.input_batch, self._runner.query_start_loc.np
         self._row = int(starts[row] + len(live.token_ids) - 2 - batch.num_computed_tokens_cpu[row])
-        draft = live.drafter.propose(live.token_ids, min(limit, self._most))
-        token_ids, source = list(draft.token_ids), draft.source
-        if not token_ids and self._never_empty:
-            token_ids, source = [live.token_ids[-1]], _GUARD
-        live.drafted = Drafted(source, (perf_counter() - started) * 1e3)
-        return token_ids
+        draft = live.drafter.propose(live.token_ids, min(left - 1, self._most)) if left > 1 else NOTHING
+        missing = self._fewest - len(draft.token_ids)
+        live.drafted = Drafted(draft.source or (_GUARD if missing > 0 else ""), (perf_counter() - started) * 1e3)
+        return [*draft.token_ids, *[live.token_ids[-1]] * missing]
+
+    def _fewest_tokens(self) -> int:
+        """Of a draft, on a target with linear attention, whose state known faults leave wrong.
+
+        On every device: a step in which no request has a draft, after accepted ones. On the CPU: every step whose draft
+        is shorter than the most, as the state of its convolution is looked for where that of a full draft would be.
+        """
+        return 1 if self._pair.gpus else self._most
 
     def _begin(self, request_id: str) -> _Live:
         state = self._runner.requests[request_id]
@@ -190,10 +227,6 @@ def _no_live_costs(method: MethodSpec) -> NoReturn:
     raise AssertionError("methods that adapt are refused before an engine starts")
 
 
-def _no_drafter(method: Draft) -> NoReturn:
-    raise AssertionError("methods with drafters are refused before an engine starts")
-
-
 def request_arguments(request: Request) -> dict[str, Any]:
     """What a request tells the proposer through vLLM's ``extra_args``."""
     return {SETTINGS: {"request_id": request.request_id, "tools": list(request.tools), "document": request.document}}
@@ -201,28 +234,33 @@ def request_arguments(request: Request) -> dict[str, Any]:
 
 def attach(worker: Any) -> None:
     """On a worker: let the proposer know its model runner."""
-    worker.model_runner.drafter.attach(worker.model_runner)
+    _proposer(worker).attach(worker.model_runner)
 
 
 def use_step_costs(worker: Any, one: StepCosts, full: StepCosts, most: int) -> None:
     """On a worker: see ``BatchCosts``."""
-    worker.model_runner.drafter.use_step_costs(BatchCosts(one, full, most))
+    _proposer(worker).use_step_costs(BatchCosts(one, full, most))
 
 
 def use_repository(worker: Any, documents: Sequence[Document]) -> None:
     """On a worker: see ``ChoiceProposer.use_repository``."""
-    worker.model_runner.drafter.use_repository(documents)
+    _proposer(worker).use_repository(documents)
 
 
 def drafted(worker: Any) -> dict[str, Drafted]:
     """On a worker: see ``ChoiceProposer.drafted``."""
-    found: dict[str, Drafted] = worker.model_runner.drafter.drafted()
-    return found
+    return _proposer(worker).drafted()
 
 
 def finish(worker: Any, request_id: str, output_ids: Sequence[int]) -> None:
     """On a worker: see ``ChoiceProposer.finish``."""
-    worker.model_runner.drafter.finish(request_id, output_ids)
+    _proposer(worker).finish(request_id, output_ids)
+
+
+def _proposer(worker: Any) -> ChoiceProposer:
+    """A union's worker has made it, or vLLM's model runner."""
+    found: ChoiceProposer = getattr(worker, "choice", None) or worker.model_runner.drafter
+    return found
 
 
 def _keep(states_TH: torch.Tensor) -> Callable[..., None]:
