@@ -174,7 +174,7 @@ class _NotSent:
         raise RecordingError(f"candidates of {block_length} tokens ranked by {selection} were not sent along")
 
     def every(self, selection: Selection, block_length: int) -> NoReturn:
-        raise RecordingError(f"candidates of {block_length} tokens judged by {selection} were not sent along")
+        raise RecordingError(f"candidates of {block_length} tokens ranked by {selection} were not sent along")
 
     def judged(self, drafter: str, drafted: Drafted, block_length: int) -> NoReturn:
         raise RecordingError(f"drafts of {drafter!r}, of {block_length} tokens, were not sent along judged")
