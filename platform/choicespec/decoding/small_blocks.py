@@ -45,6 +45,7 @@ def use_small_blocks(model: torch.nn.Module) -> None:
             type(module) is torch.nn.Linear
             and module.weight.dtype == torch.float32
             and module.weight.device.type == "cpu"
+            and module.weight.is_contiguous()  # so that its parts are views
         ):
             module.__class__ = SmallBlockLinear
 
