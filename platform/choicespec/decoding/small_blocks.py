@@ -2,8 +2,8 @@
 
 A pass over a short block reads every weight once, and should cost little more than a pass over one token. The library
 behind ``torch.nn.functional.linear`` reads them on one thread where there is one row, and is slow with 2 to 16. The
-same product with the weights on the left, cut into a part a thread, comes closer to the memory's own rate
-(docs/lab-notes.md has the figures). Attention is in ``grouped_attention``.
+same product, with the weights cut into a part a thread, comes closer to the memory's own rate (docs/lab-notes.md has
+the figures). Attention is in ``grouped_attention``.
 
 Shapes: T tokens, I input features, O output features, P parts of the weights, R rows of a part (P R = O).
 """
@@ -21,22 +21,18 @@ _MOST_ROWS = 32
 
 
 class SmallBlockLinear(torch.nn.Linear):
-    """The same function as ``Linear``: (W x^T)^T instead of x W^T where the rows are few, each thread with its own rows
-    of W."""
+    """The same function as ``Linear``; where the rows are few, each thread has its own part of the weights."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  (torch's own name)
         rows = input.numel() // self.in_features
-        if not 1 <= rows <= _MOST_ROWS:
+        parts = torch.get_num_threads()
+        if not 1 <= rows <= _MOST_ROWS or self.out_features % parts:
             return super().forward(input)
-        threads = torch.get_num_threads()
-        parts = threads if self.out_features % threads == 0 else 1
-        x_IT = input.reshape(rows, self.in_features).t()
+        x_PTI = input.reshape(rows, self.in_features).expand(parts, -1, -1)
         weight_PRI = self.weight.view(parts, -1, self.in_features)
-        y_PRT = torch.bmm(weight_PRI, x_IT.expand(parts, -1, -1))
-        y_TO = y_PRT.view(self.out_features, rows).t()
-        if self.bias is not None:
-            y_TO = y_TO + self.bias
-        return y_TO.reshape(*input.shape[:-1], self.out_features)
+        y_TPR = torch.bmm(x_PTI, weight_PRI.transpose(1, 2)).transpose(0, 1)
+        y = y_TPR.reshape(*input.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
 
 
 def use_small_blocks(model: torch.nn.Module) -> None:
@@ -49,6 +45,7 @@ def use_small_blocks(model: torch.nn.Module) -> None:
             type(module) is torch.nn.Linear
             and module.weight.dtype == torch.float32
             and module.weight.device.type == "cpu"
+            and module.weight.is_contiguous()  # so that its parts are views
         ):
             module.__class__ = SmallBlockLinear
 
