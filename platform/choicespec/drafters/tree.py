@@ -84,9 +84,9 @@ class DraftTree:
         self._token_ids, self._survival, self._sources = [-1], [1.0], [""]
 
     def add(self, token_ids: Sequence[int], source: str, survival: Sequence[float]) -> None:
-        """One more draft, with the probability that each of its prefixes is accepted."""
+        """One more draft, with the probability that each of its prefixes is accepted, as far as that is known."""
         node = _ROOT
-        for token_id, probability in zip(token_ids, survival, strict=True):
+        for token_id, probability in zip(token_ids, survival, strict=False):
             before, node = node, self._places.setdefault((node, token_id), len(self._token_ids))
             if node == len(self._token_ids):
                 self._children[before].append(node)
