@@ -267,7 +267,8 @@ def test_drafts_are_whole_once_every_chunk_is_there(drafted: dict[str, Drafted],
     manifest = RecordingManifest(target=identity, task=ToolCall(), layers=(), chunks=(), request_ids=())
     file = DraftedFile(tmp_path, manifest, DrafterSpec(kind="dflash", model="m"), LONGEST)
     whole = drafted["rash"]
-    parts = [Drafted._make(array[start : start + 7] for array in whole) for start in range(0, len(whole.token_ids), 7)]
+    slices = [slice(start, start + 7) for start in range(0, len(whole.token_ids), 7)]
+    parts = [Drafted(whole.token_ids[part], whole.probabilities[part]) for part in slices]
     for index in reversed(range(1, len(parts))):
         file.save_chunk(index, parts[index])
     assert file.load_chunk(0) is None

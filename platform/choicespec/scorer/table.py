@@ -84,7 +84,7 @@ def variants(training: ScorerTraining, known: Mapping[str, DrafterSpec]) -> Iter
     """What the table compares; the first is the scorer itself. See ``of_sets``."""
     main, *others = of_sets(training, known)
     yield from (main, *others)
-    for layer in training.recorded_layers:
+    for layer in training.recorded_layers if training.ablations else training.other_layers:
         if (layer,) != training.layers:
             yield main.model_copy(update={"name": f"layer {layer}", "layers": (layer,), "drafters": {}})
     if not training.ablations:

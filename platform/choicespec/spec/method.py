@@ -110,7 +110,9 @@ class Choice(Branching):
         num_candidates: N, the most candidates of a set.
         min_survival: a token is verified only if its probability of being accepted is at least this; 0 always verifies
             the whole candidate. None verifies as many tokens as pay, by what a verification costs on this target.
-        drafters: names in ``pair.drafters`` of those whose drafts, of L tokens too, are weighed with the candidates.
+        drafters: names in ``pair.drafters`` of those whose drafts are weighed with the candidates: by the scorer where
+            it was trained beside drafters, else by how right they have been. Drafts are of L tokens, or of as many as
+            the drafter was trained for.
         gate: when a drafter is called. None calls all at every step (a union). A number for each drafter calls it where
             the best expected accepted length is below that (a hybrid); ``cost`` calls it where that pays, by the time
             that the drafter and a verification take.

@@ -45,7 +45,8 @@ class ScorerTraining(Frozen):
             such as prompts that the drafters were not fitted to.
         batch_size: requests recorded together.
         fit: how the scorer is fitted.
-        ablations: whether the table also has the split by function, scorers that read less, and other seeds.
+        ablations: whether the table also has the split by function, scorers that read less or one of several layers,
+            and other seeds.
         transfer: the names of pairs on which the scorers of the sets that they have the drafters for are evaluated as
             they are; the same model in other precisions.
         transfer_limit: held-out prompts of each task that are recorded on such a pair.
