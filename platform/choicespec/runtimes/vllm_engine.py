@@ -211,7 +211,7 @@ class _ForcedDrafts:
     def verify(self, block_ids: Sequence[int]) -> list[int]:
         """See ``Target.verify``; one block of such a length for each of the requests, and what is accepted is kept.
 
-        That is next to nothing, so that no request comes to its end: of two tokens the one is drafted that was not said.
+        That is next to nothing, so that no request comes to its end: of two tokens, that which was not said is drafted.
         """
         for internal_id in self._ids.values():
             request = self._engine._core.scheduler.requests[internal_id]
