@@ -24,6 +24,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "small": {"architectures": ["LlamaForCausalLM"], "vocab_size": 64},
     "stranger": {"architectures": ["LlamaForCausalLM"], "vocab_size": 65},
     "dflash": {"architectures": ["DFlashDraftModel"], "vocab_size": 64, "block_size": 8},
+    "deep": {"architectures": ["DFlashDraftModel"], "vocab_size": 64, "block_size": 8, "num_hidden_layers": 2},
     "dflash2": {"architectures": ["DFlash2DraftModel"], "vocab_size": 64, "block_size": 8},
     "eagle3": {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 64},
 }
@@ -103,6 +104,7 @@ DRAFT = Draft(drafter="d", num_draft_tokens=3)
     [
         ({"kind": "dflash2", "drafter": "dflash2"}, DRAFT, "second model runner, which needs a GPU"),
         ({"kind": "dflash", "drafter": "dflash2"}, DRAFT, "of kind 'dflash', but .* 'DFlash2DraftModel'"),
+        ({"kind": "dflash", "drafter": "deep"}, DRAFT, "with the first layer's weights"),
         ({"kind": "eagle3"}, DRAFT, "of architecture 'LlamaForCausalLM'"),
         ({"drafter": "stranger"}, DRAFT, "vocabulary has 65 tokens, but the target's 64"),
         ({"kind": "dflash", "drafter": "dflash"}, Draft(drafter="d", num_draft_tokens=8), "at most 7 tokens"),
