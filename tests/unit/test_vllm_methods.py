@@ -1,10 +1,12 @@
 """What vLLM is told of a method, and which methods are refused before it is imported."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from choicespec.errors import Unsupported
 from choicespec.runtimes.vllm_methods import engine_arguments, speculation
 from choicespec.runtimes.vllm_target import check_device
@@ -22,6 +24,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "small": {"architectures": ["LlamaForCausalLM"], "vocab_size": 64},
     "stranger": {"architectures": ["LlamaForCausalLM"], "vocab_size": 65},
     "dflash": {"architectures": ["DFlashDraftModel"], "vocab_size": 64, "block_size": 8},
+    "deep": {"architectures": ["DFlashDraftModel"], "vocab_size": 64, "block_size": 8, "num_hidden_layers": 2},
     "dflash2": {"architectures": ["DFlash2DraftModel"], "vocab_size": 64, "block_size": 8},
     "eagle3": {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 64},
 }
@@ -101,6 +104,7 @@ DRAFT = Draft(drafter="d", num_draft_tokens=3)
     [
         ({"kind": "dflash2", "drafter": "dflash2"}, DRAFT, "second model runner, which needs a GPU"),
         ({"kind": "dflash", "drafter": "dflash2"}, DRAFT, "of kind 'dflash', but .* 'DFlash2DraftModel'"),
+        ({"kind": "dflash", "drafter": "deep"}, DRAFT, "with the first layer's weights"),
         ({"kind": "eagle3"}, DRAFT, "of architecture 'LlamaForCausalLM'"),
         ({"drafter": "stranger"}, DRAFT, "vocabulary has 65 tokens, but the target's 64"),
         ({"kind": "dflash", "drafter": "dflash"}, Draft(drafter="d", num_draft_tokens=8), "at most 7 tokens"),
@@ -146,9 +150,17 @@ def test_a_linear_attention_target_takes_methods_that_always_draft(folder: Path)
 
 def test_a_checkpoint_that_is_stored_quantised_says_itself_how(folder: Path) -> None:
     """Fails if vLLM is told a format, by the name of the method that made it, which the checkpoint is not stored in."""
-    pair = pair_of(folder, target="awq", quantization="awq", dtype="bfloat16")
+    pair = pair_of(folder, target="awq", quantization="awq", dtype="bfloat16", gpus=1)
     assert speculation(pair, Autoregressive()) is None
     assert engine_arguments(VllmRuntimeSpec(), pair, Autoregressive(), "there", 100)["quantization"] is None
+
+
+@pytest.mark.parametrize(("capability", "runs"), [("AVX2", False), ("AVX512", True)])
+def test_awq_on_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch, capability: str, runs: bool) -> None:
+    """Fails if a kernel that the CPU lacks is found out by an engine that dies."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    with nullcontext() if runs else pytest.raises(Unsupported, match="this one has AVX2"):
+        speculation(pair_of(folder, target="awq", quantization="awq", dtype="bfloat16"), Autoregressive())
 
 
 def test_the_package_is_the_devices(folder: Path) -> None:

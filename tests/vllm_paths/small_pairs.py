@@ -28,15 +28,16 @@ _FULL_LAYER = 1  # of the hybrids, which a head's layer is like
 
 
 def qwen3(folder: Path) -> PairSpec:
-    """Qwen3 with a DFlash drafter, in float32."""
+    """Qwen3 with a DFlash drafter, in float32; of one layer, as vLLM's CPU build takes no more."""
     torch.manual_seed(0)
     settings = LAYER | _HEAD | {"num_hidden_layers": LAYERS, "vocab_size": VOCABULARY, "initializer_range": SPREAD}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **settings), dtype=torch.float32).eval()
     target = save_checkpoint(folder / "qwen3", model)
-    decoder = Qwen3Config(**(LAYER | _HEAD), vocab_size=1, layer_types=[FULL, FULL])
+    one = LAYER | _HEAD | {"num_hidden_layers": 1}
+    decoder = Qwen3Config(**one, vocab_size=1, layer_types=[FULL])
     shape = DFlashShape(decoder, TAPPED, _BLOCK, MASK, None, {FULL: False, SLIDING: True})
     weights = checkpoint_weights(scattered(DFlashNet(shape)))
-    dflash = save_drafter(folder / "dflash", zlab_config(**_HEAD, block_size=_BLOCK, rope_parameters=_ROPE), weights)
+    dflash = save_drafter(folder / "dflash", zlab_config(**one, block_size=_BLOCK, rope_parameters=_ROPE), weights)
     return _pair(target, "float32", {"dflash": {"kind": "dflash", "model": str(dflash)}})
 
 

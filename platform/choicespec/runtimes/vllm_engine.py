@@ -157,9 +157,14 @@ class Engine:
         del self._running[number]
 
     def _calibrate(self, block_length: int) -> None:
-        """Measure what verifications cost, of one request alone and of as many as the engine takes."""
-        most = self._llm.vllm_config.scheduler_config.max_num_seqs
-        context_tokens = min(_CALIBRATION_CONTEXT_TOKENS, self._llm.vllm_config.model_config.max_model_len // 2)
+        """Measure what verifications cost, of one request alone and of as many as the engine takes.
+
+        All of them at once must find room in the cache, whose first block vLLM keeps to itself.
+        """
+        config = self._llm.vllm_config
+        most, cache = config.scheduler_config.max_num_seqs, config.cache_config
+        share = ((cache.num_gpu_blocks or 0) - 1) // most * cache.block_size
+        context_tokens = min(_CALIBRATION_CONTEXT_TOKENS, config.model_config.max_model_len // 2, share // 4)
         costs = []
         for requests in (1, most):
             target = _ForcedDrafts(self, requests)
@@ -204,9 +209,13 @@ class _ForcedDrafts:
         return 0
 
     def verify(self, block_ids: Sequence[int]) -> list[int]:
-        """See ``Target.verify``; one such block for each of the requests, and what is accepted is kept."""
+        """See ``Target.verify``; one block of such a length for each of the requests, and what is accepted is kept.
+
+        That is next to nothing, so that no request comes to its end: of two tokens, that which was not said is drafted.
+        """
         for internal_id in self._ids.values():
-            self._engine._core.scheduler.requests[internal_id].spec_token_ids = list(block_ids[1:])
+            request = self._engine._core.scheduler.requests[internal_id]
+            request.spec_token_ids = [2 if request.all_token_ids[-1] == 1 else 1] * (len(block_ids) - 1)
         self._engine._llm.step()
         return []
 

@@ -170,7 +170,16 @@ def _draft(pair: PairSpec, method: Draft) -> dict[str, Any]:
         _check_mtp(config, method)
     else:
         _check_drafter(target, config, drafter, method)
+    if drafter.kind == "dflash" and pair.gpus == 0 and _num_layers(config) > 1:
+        raise CannotBe(
+            "on the CPU it norms the context's keys in every layer of a DFlash drafter with the first layer's weights, "
+            "so that drafts are worse than they should be; give one of one layer, or a GPU"
+        )
     return said
+
+
+def _num_layers(config: Mapping[str, Any]) -> int:
+    return int((config.get("transformer_layer_config") or config).get("num_hidden_layers") or 1)
 
 
 def _check_mtp(config: Mapping[str, Any], method: Draft) -> None:

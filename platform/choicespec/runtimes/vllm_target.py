@@ -6,6 +6,8 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from choicespec.errors import Unsupported
 from choicespec.runtimes.checkpoints import is_gguf, locate
 from choicespec.spec.pair import PairSpec, Quantization, TargetSpec
@@ -87,6 +89,8 @@ def check_target(pair: PairSpec) -> None:
     if quantization == "nf4" and _version() >= _WITHOUT_BITSANDBYTES:
         raise CannotBe(f"{installed()} has no bitsandbytes for nf4; use fp8, or a checkpoint in awq or nvfp4")
     _check_stored(target, quantization)
+    if quantization == "awq" and pair.gpus == 0 and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        raise CannotBe("its kernel for target.quantization=awq takes a CPU with AVX-512, or a GPU; this one has AVX2")
 
 
 def _check_on_cpu(target: TargetSpec) -> None:
