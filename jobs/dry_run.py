@@ -79,7 +79,7 @@ def dry_run(experiment: ExperimentSpec, results: ResultsFolder, refusal: Callabl
         reason = refusal(trial) or (None if fits_a_node(asked) else describe_shortage(asked))
         verdict = ("measured already" if results.find(trial) else "yes") if reason is None else notes.mark("no", reason)
         needs = ", ".join(f"{amount:g} {name}" for name, amount in asked.items())
-        labels = (escape(trial.pair.label), trial.runtime.kind, trial.task.label, trial.method.label)
+        labels = (escape(trial.pair.label), trial.runtime.kind, escape(trial.task.label), escape(trial.method.label))
         table.add_row(trial.fingerprint(), *labels, needs, *_taken(trial, trials, types, notes), verdict)
     console.print(table)
     notes.print()

@@ -7,7 +7,7 @@ from choicespec.intervals import share
 from choicespec.records import Divergence, Environment, Estimate, Measurement
 from choicespec.reports.tables import divergence_table, figure, result_table
 from choicespec.spec.experiment import TrialSpec
-from choicespec.spec.method import Ngram
+from choicespec.spec.method import Choice, Ngram
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from choicespec.spec.task import ToolCall
@@ -73,9 +73,10 @@ def test_a_row_holds_every_figure_with_its_interval_and_n() -> None:
 
 
 def test_brackets_survive_printing() -> None:
-    """Fails if rich takes an interval for markup and prints nothing in its place."""
-    text = printed(result_table([(TRIAL, MEASUREMENT)], "mine"))
-    assert all(part in text for part in ("50.0 [41.3, 60.0]", "2.00 [1.50, 2.72]", "1.25 [1.00, 1.50]"))
+    """Fails if rich takes an interval, or a method's drafters, for markup and prints nothing in its place."""
+    union = TRIAL.model_copy(update={"method": Choice(drafters=("mtp",))})
+    text = printed(result_table([(union, MEASUREMENT)], "mine"))
+    assert all(part in text for part in ("union[mtp]", "50.0 [41.3, 60.0]", "2.00 [1.50, 2.72]", "1.25 [1.00, 1.50]"))
 
 
 def test_a_method_that_never_proposed_is_marked() -> None:

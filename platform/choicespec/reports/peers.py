@@ -47,7 +47,7 @@ def peer_table(found: Sequence[OverPeer]) -> Table | None:
     for name in ("times as fast", "n"):
         table.add_column(name, justify="right")
     for trial, peer, ratio in found:
-        labels = (escape(trial.pair.label), escape(trial.task.label), trial.method.label, peer.label)
+        labels = (escape(trial.pair.label), escape(trial.task.label), escape(trial.method.label), peer.label)
         table.add_row(*labels, figure(ratio, digits=2), str(ratio.n))
     return table if table.row_count else None
 

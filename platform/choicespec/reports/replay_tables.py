@@ -115,7 +115,7 @@ def replay_table(rows: Sequence[tuple[TrialSpec, Replayed, Replayed]], title: st
         table.add_row(
             escape(trial.pair.label),
             escape(trial.task.label),
-            trial.method.label,
+            escape(trial.method.label),
             f"{found.tokens_per_s:.1f}",
             f"{found.tokens_per_s / plain.tokens_per_s:.2f}" if plain.tokens_per_s else "-",
             f"{found.accepted_per_step:.2f}",

@@ -21,7 +21,7 @@ def result_table(rows: Sequence[tuple[TrialSpec, Measurement]], title: str) -> T
             escape(trial.pair.label),
             trial.runtime.kind,
             escape(trial.task.label),
-            trial.method.label + (" (never proposed!)" if found.never_proposed else ""),
+            escape(trial.method.label) + (" (never proposed!)" if found.never_proposed else ""),
             figure(found.decode_tokens_per_s, digits=1),
             figure(found.speedup, digits=2),
             figure(found.accepted_per_step, digits=2),
@@ -39,7 +39,7 @@ def divergence_table(rows: Sequence[tuple[TrialSpec, Measurement]]) -> Table | N
     for trial, found in rows:
         for d in found.divergences:
             ids = (str(d.position), str(d.expected_id), str(d.found_id), f"{d.top2_margin:.2g}")
-            table.add_row(escape(trial.pair.label), trial.method.label, escape(d.request_id), *ids)
+            table.add_row(escape(trial.pair.label), escape(trial.method.label), escape(d.request_id), *ids)
     return table if table.row_count else None
 
 
