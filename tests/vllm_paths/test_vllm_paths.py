@@ -23,7 +23,8 @@ from vllm_paths.small_pairs import qwen3, qwen3_5
 STAND_INS = Path(__file__).parents[1] / "integration" / "stand_ins"
 REQUEST = Request("r", (*range(40, 90), *range(40, 60)), 40)
 WHOLE = Choice(block_length=7, min_survival=0.0)  # ChoiceSpec inside vLLM, of which nothing is published
-NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.1}  # the largest margin between logits that a block's rounding may turn
+# The largest margin between two logits that rounding may turn: in bfloat16, those from 16 to 32 are an eighth apart.
+NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.5}
 
 
 def _methods(model: str) -> list[MethodSpec]:
