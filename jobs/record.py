@@ -27,6 +27,7 @@ from choicespec.spec.method import (
     NOT_RECORDED,
     Autoregressive,
     Choice,
+    Draft,
     TransformersGenerate,
     decided_live,
     drafters_of,
@@ -104,7 +105,7 @@ def recordable(experiment: ExperimentSpec) -> Iterator[Recordable]:
             found[pair, runtime] = Recordable(RecordedPair(folder, runtime, pair), [], [])
         _, tasks, drafters = found[pair, runtime]
         for name in drafters_of(method):
-            if name not in drafters and drafter_refusal(pair, name) is None:
+            if name not in drafters and drafter_refusal(pair, Draft(drafter=name)) is None:
                 drafters.append(name)
         if task not in tasks:
             open_task(task).check()

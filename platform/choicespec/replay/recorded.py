@@ -117,7 +117,7 @@ class RecordedPair:
     def _drafted(self, task: TaskSpec) -> Iterator[tuple[str, Drafted]]:
         """By name, what is kept of the pair's drafters."""
         for name in self.pair.drafters:
-            if drafter_refusal(self.pair, name) is None:
+            if drafter_refusal(self.pair, Draft(drafter=name)) is None:
                 kept = self.drafted_file(task, self.longest_draft(name)).load()
                 if kept is not None:
                     yield name, kept

@@ -136,7 +136,7 @@ class HfRuntime:
         if reason is not None:
             return reason
         if isinstance(method, Draft):
-            return drafter_refusal(pair, method.drafter) or branches_refusal(pair, method)
+            return drafter_refusal(pair, method) or branches_refusal(pair, method)
         if isinstance(method, TransformersGenerate) and method.drafter is not None:
             return peer_refusal(pair, method.drafter)
         if isinstance(method, Choice):

@@ -66,10 +66,10 @@ def as_trained(pair: PairSpec, method: Draft) -> Draft:
     return method.model_copy(update={"num_draft_tokens": min(k, trained or k)})
 
 
-def drafter_refusal(pair: PairSpec, name: str) -> str | None:
-    """Why one of a pair's drafters cannot draft for its target, or None."""
+def drafter_refusal(pair: PairSpec, method: Draft) -> str | None:
+    """Why a drafter cannot draft for the pair's target, or None."""
     try:
-        open_drafter(pair, name)
+        open_drafter(pair, method.drafter)
     except CheckpointError as error:
         return str(error)
     return None
@@ -85,7 +85,7 @@ def branches_refusal(pair: PairSpec, method: Draft) -> str | None:
 
 def peer_refusal(pair: PairSpec, name: str) -> str | None:
     """Why transformers' own generators cannot draft with one of a pair's drafters, or None."""
-    reason = drafter_refusal(pair, name)
+    reason = drafter_refusal(pair, Draft(drafter=name))
     if reason is not None:
         return reason
     kind = pair.drafters[name].kind
