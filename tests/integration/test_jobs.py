@@ -189,7 +189,8 @@ def test_a_wrong_field_is_named(
         (
             ["smolm2"],
             r"no experiment at .*smolm2\.yaml; known names: beyond, drafters, llamacpp, peers, published/qwen3-4b, "
-            r"published/qwen3\.8-27b, published/qwen3\.8-flash-next, scorer, scripted, search, smollm2, vllm",
+            r"published/qwen3\.8-27b, published/qwen3\.8-flash-next, scorer, scorer_union, scripted, "
+            r"search, smollm2, vllm",
         ),
         (["smollm2", "--tasks", "chat"], r"--tasks: unknown name 'chat'; known: tool_call, python_repo"),
         (["smollm2", "--methods", "n-gram"], r"--methods: unknown name 'n-gram'; known: autoregressive, ngram"),

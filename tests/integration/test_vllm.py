@@ -341,7 +341,7 @@ def test_a_union_in_a_full_cache(union: VllmRuntime, small_hf: HfRuntime) -> Non
     vLLM takes requests out again, and computes them anew, when the cache is full: as it must have been, since more
     tokens were known at once than it holds.
     """
-    requests = [Request(word, tuple(word.encode()), 200) for word in _WORDS]
+    requests = [Request(word, tuple(word.encode()), 300) for word in _WORDS]
     found = {trace.request_id: trace for trace in union.generate_together(requests, UNION)}
     assert_lossless(requests, lambda request: small_hf.generate(request, PLAIN), lambda one: found[one.request_id])
     assert any(step.source == "itself" and step.accepted > 1 for trace in found.values() for step in trace.steps)
