@@ -100,6 +100,14 @@ def test_it_comes_close_to_the_best_fixed_length(chance: float, slope: float) ->
     assert rate(steps) > 0.96 * best
 
 
+def test_drafts_that_are_never_right_are_hardly_verified() -> None:
+    """Fails if a short answer pays for finding out what looking alone shows."""
+    costs = linear(0.15)
+    steps, guided = decode(lambda place: 0.0, costs, costs, 300)
+    assert guided.asked == len(steps)
+    assert sum(step.proposed for step in steps) <= 2
+
+
 def test_it_recovers_when_acceptance_comes_back() -> None:
     """Fails if a source that was wrong for long is never believed again."""
     costs = linear(0.1)
@@ -129,6 +137,8 @@ def test_what_pays_at_a_short_context_may_not_at_a_long_one() -> None:
     """Fails if the curve of another context decides: here a token more is free at first, and later costs a step."""
     paced = PacedDrafter(Guided(lambda place: 1.0), LiveCosts(linear(0.0), linear(1.0), 800))
     paced.begin(Request("r", (0,), 4000))
+    for known in range(2 * K):  # what it must have seen
+        paced.propose(range(401 - 2 * K + known), 64)
     assert len(paced.propose(range(401), 64).token_ids) == K
     assert paced.propose(range(3001), 64).token_ids == ()
 

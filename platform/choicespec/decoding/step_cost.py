@@ -16,6 +16,7 @@ FAR_TOKENS = 2048  # in the cache while the costs of long contexts are measured
 _ROUNDS = 4
 _LEARNT = 0.1  # of a step's surprise, by its own kind of step
 _DRIFT = 0.02  # of the same, by the kind that was not taken
+_DOUBTED = 1.2  # times what plain steps took when one was last seen, or this part of it
 _OUTLIER = 2.0  # times what was expected, beyond which nothing more is learnt
 _SIZES = (1, 2, 3, 5, 7, 9, 13, 17, 25, 33, 49, 64)
 
@@ -81,6 +82,7 @@ class LiveCosts:
 
     Between the contexts, and beyond the longer one, a cost is linear in the context, as attention's is. Steps without a
     draft and verifications are corrected apart; one that is not seen for long is taken to have changed like the other.
+    Whether the machine or the measured curve is what changed, a step without a draft tells: see ``plain_is_doubted``.
 
     Args:
         near: at ``CONTEXT_TOKENS``.
@@ -94,7 +96,13 @@ class LiveCosts:
     def __init__(self, near: StepCosts, far: StepCosts, far_tokens: int) -> None:
         self._near, self._far, self._far_tokens = near, far, far_tokens
         self._ratios = [1.0, 1.0]  # of what steps took to what was measured: without a draft, and with one
+        self._plain_seen = 1.0  # the first of them, when a step without a draft was last seen
         self.context_tokens = CONTEXT_TOKENS
+
+    @property
+    def plain_is_doubted(self) -> bool:
+        """Whether plain steps are believed to have become faster or slower, but none was seen since."""
+        return not 1 / _DOUBTED < self._ratios[0] / self._plain_seen < _DOUBTED
 
     def of(self, tokens: int) -> float:
         """See ``Costs.of``."""
@@ -104,7 +112,10 @@ class LiveCosts:
         """Note what a verification took."""
         kind = int(tokens > 1)
         ratio = min(ms / self._measured(tokens), _OUTLIER * self._ratios[kind])
-        self._ratios[kind] += _LEARNT * (ratio - self._ratios[kind])
+        learnt = 1.0 if kind == 0 and self.plain_is_doubted else _LEARNT
+        self._ratios[kind] += learnt * (ratio - self._ratios[kind])
+        if kind == 0:
+            self._plain_seen = self._ratios[0]
         self._ratios[1 - kind] += _DRIFT * (self._ratios[kind] - self._ratios[1 - kind])
 
     def _measured(self, tokens: int) -> float:

@@ -11,6 +11,8 @@ from choicespec.records import Proposal, Request, Step
 _NOTHING = Proposal((), "")
 _UNSPOKEN = (0.5, 0.8)  # of a proposer that gives no probabilities: its first token, and those after a right one
 _REMEMBERED_DRAFT = 0.99  # of what earlier drafts of a source showed, a draft
+_OWN_WORD = 2.0  # tokens seen, that a proposer's own probability counts for
+_LEAST_SEEN = 6.0  # tokens, before any is verified: to see them takes no verification
 _REMEMBERED_STEP = 0.95  # of the running rate, a step
 _EARNED = 0.005  # plain steps that may be lost, a token decoded
 _MOST = 4.0  # plain steps that may be lost at once
@@ -33,8 +35,8 @@ class Allowance:
 class PacedDrafter:
     """Proposes of another proposer's drafts what gains most over the rate of late, where it can afford to be wrong.
 
-    What a source's drafts were worth is seen from how the text went on, whether they were verified or not. So while
-    nothing pays, looking for drafts is all that is spent. That has an allowance of its own; with it used up, the
+    What a source's drafts were worth is seen from how the text went on, whether they were verified or not. So none is
+    verified before some were seen, and while nothing pays, looking for drafts is all that is spent. That has an allowance of its own; with it used up, the
     proposer is asked only as often as the share pays for that tokens earn.
 
     Args:
@@ -67,7 +69,7 @@ class PacedDrafter:
         length = 0
         if drafted.token_ids:
             self._drafted.append((len(token_ids), drafted))
-            length = self._length(drafted)
+            length = 0 if self._costs.plain_is_doubted else self._length(drafted)
         return Proposal(drafted.token_ids[:length], drafted.source if length else "", score_ms=drafted.score_ms)
 
     def observe(self, step: Step) -> None:
@@ -100,7 +102,7 @@ class PacedDrafter:
         return best_length(survival[: len(allowed)], self._costs, rate)
 
     def _calibration(self, source: str) -> Calibration:
-        return self._calibrations.setdefault(source, Calibration(_REMEMBERED_DRAFT))
+        return self._calibrations.setdefault(source, Calibration(_REMEMBERED_DRAFT, _OWN_WORD, _LEAST_SEEN))
 
     def _judge(self, token_ids: Sequence[int], to_the_end: bool) -> None:
         """Compare drafts with the text, once it has gone on for as long; or as far as it goes, at its end."""

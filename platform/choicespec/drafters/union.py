@@ -16,7 +16,7 @@ from choicespec.decoding.proposer import Proposer
 from choicespec.records import Proposal, Request
 
 _EDGES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99)  # of probabilities that are judged together
-_OWN_WORD = 8.0  # tokens seen, that a drafter's own probability counts for
+_OWN_WORD = 8.0
 _REMEMBERED_CALLS = 32
 _CALLS_TO_JUDGE = 8  # before a gate trusts what it has seen of a drafter
 _STEPS_UNTIL_A_LOOK = 64  # without a call, after which a drafter is called to see whether it has improved
@@ -76,10 +76,12 @@ class Calibration:
 
     Args:
         remembered: how much of what was seen before counts after one more draft.
+        own_word: tokens seen, that a drafter's own probability counts for.
+        least_seen: tokens of about the same probability that must have been seen before any is believed.
     """
 
-    def __init__(self, remembered: float = 1.0) -> None:
-        self._remembered = remembered
+    def __init__(self, remembered: float = 1.0, own_word: float = _OWN_WORD, least_seen: float = 0.0) -> None:
+        self._remembered, self._own_word, self._least_seen = remembered, own_word, least_seen
         self._seen, self._right = [0.0] * (len(_EDGES) + 1), [0.0] * (len(_EDGES) + 1)
 
     def survival(self, probabilities: Sequence[float]) -> list[float]:
@@ -100,7 +102,9 @@ class Calibration:
 
     def _calibrated(self, probability: float) -> float:
         place = bisect(_EDGES, probability)
-        return (self._right[place] + _OWN_WORD * probability) / (self._seen[place] + _OWN_WORD)
+        if self._seen[place] < self._least_seen:
+            return 0.0
+        return (self._right[place] + self._own_word * probability) / (self._seen[place] + self._own_word)
 
 
 # A draft with a probability a token, and the text that it follows, to the probability that each prefix is accepted.
