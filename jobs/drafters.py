@@ -61,7 +61,6 @@ class DrafterJob:
             raise SpecError(f"drafter.dflash.layers: {tapped}; the target has 1 to {num_layers}")
         self._folder = home() / "results" / experiment.name
         self._recorded = RecordedTasks(
-            self._folder / "recordings",
             runtime,
             self._opened,
             self._pair,

@@ -2,12 +2,11 @@
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from choicespec.cluster.connect import on_cluster
 from choicespec.cluster.recording import Wanted, draft, record
 from choicespec.errors import RecordingError
-from choicespec.recordings import RecordingFolder
+from choicespec.recordings import Recorded, RecordingFolder
 from choicespec.records import Proposal
 from choicespec.replay.drafted import DraftedFile
 from choicespec.runtimes.hf import HfRuntime
@@ -17,14 +16,13 @@ from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import TaskSpec
 from choicespec.tasks.prompts import open_task
 
-from jobs.terminal import ProgressLines
+from jobs.terminal import ProgressLines, home
 
 
 class RecordedTasks:
-    """What is recorded of one pair.
+    """What is recorded of one pair, for all experiments: what one has recorded another reads.
 
     Args:
-        folder: that the recordings lie in.
         runtime: records.
         opened: the same with the pair, without its weights.
         pair: what is recorded.
@@ -36,7 +34,6 @@ class RecordedTasks:
 
     def __init__(
         self,
-        folder: Path,
         runtime: HfRuntimeSpec,
         opened: HfRuntime,
         pair: PairSpec,
@@ -46,23 +43,37 @@ class RecordedTasks:
         prompt_states: bool = False,
     ) -> None:
         self.opened, self.drafters = opened, tuple(method.drafter for method in drafts)
-        self._folder, self._runtime, self._pair, self._layers = folder, runtime, pair, layers
+        self._runtime, self._pair, self._layers = runtime, pair, layers
         self._batch_size, self._drafts, self._prompt_states = batch_size, drafts, prompt_states
 
     def record(self, task: TaskSpec) -> None:
         """Record what is missing of a task, and of the drafts along it; within a Ray session."""
-        folder = self.of(task)
-        wanted = Wanted(self._pair, self._runtime, task, self._layers, folder, self._prompt_states)
+        folder, what, batch_size = self.of(task), (self._layers, self._prompt_states), self._batch_size
+        if folder.begun:
+            begun = folder.manifest()
+            what, batch_size = (begun.layers, begun.prompt_states), max(map(len, begun.chunks))
+        wanted = Wanted(self._pair, self._runtime, task, what[0], folder, what[1])
         prompts = open_task(task).prompts(self.opened.tokenizer, self.opened.context_tokens)
-        record(wanted, prompts, self.opened, self._batch_size, ProgressLines(), can_grow=on_cluster())
+        record(wanted, prompts, self.opened, batch_size, ProgressLines(), can_grow=on_cluster())
         files = {method: self._drafted_file(task, method) for method in self._drafts}
         draft(wanted, files, self._batch_size, ProgressLines())
 
     def of(self, task: TaskSpec) -> RecordingFolder:
-        """Where a task's recording lies: another target, task or set of layers has another place."""
-        parts = [self.opened.identity.model_dump_json(), task.model_dump_json(), str(self._layers)]
-        name = digest(*parts, *(["prompt states"] if self._prompt_states else []))
-        return RecordingFolder(self._folder / f"{task.kind}-{task.split}-{name}")
+        """Where a task's recording lies: one that is begun and has all that is wanted, or else a place for a new one.
+
+        Another target or task has another place.
+        """
+        root = home() / "results" / "recordings"
+        name = f"{task.kind}-{task.split}-{digest(self.opened.identity.model_dump_json(), task.model_dump_json())}"
+        for path in sorted(root.glob(f"{name}-*")):
+            manifest = RecordingFolder(path).manifest()
+            if set(self._layers) <= set(manifest.layers) and manifest.prompt_states >= self._prompt_states:
+                return RecordingFolder(path)
+        return RecordingFolder(root / f"{name}-{digest(str(self._layers), str(self._prompt_states))}")
+
+    def read(self, task: TaskSpec) -> list[Recorded]:
+        """What is recorded of a task, in its order, with the states of the wanted layers at the outputs alone."""
+        return self.of(task).read(self._layers)
 
     def drafted(self, task: TaskSpec) -> dict[str, list[Proposal]]:
         """What each drafter drafts along a recorded task, position after position.

@@ -168,13 +168,12 @@ class Training:
             for name in self._spec.recorded_drafters
             if name in pair.drafters
         ]
-        folder = self._folder / "recordings"
-        return RecordedTasks(folder, self._runtime, opened, pair, layers, self._spec.batch_size, drafts)
+        return RecordedTasks(self._runtime, opened, pair, layers, self._spec.batch_size, drafts)
 
     def _read(self, recorded: RecordedTasks, task: TaskSpec) -> RecordedTask:
         """A recorded task with its candidate sets, which are drawn anew: they depend on settings, and take a minute."""
         say(f"candidate sets of {task.label} ({task.split})")
-        opened, outputs = recorded.opened, recorded.of(task).read()
+        opened, outputs = recorded.opened, recorded.read(task)
         documents = open_task(task).prompts(opened.tokenizer, opened.context_tokens).repository()
         repository = repository_of(documents, opened.tokenizer.encode)
         most, length = self._spec.num_candidates, self._spec.block_length

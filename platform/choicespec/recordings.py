@@ -77,7 +77,7 @@ class RecordingFolder:
         Raises:
             RecordingError: the folder holds another recording.
         """
-        if (self.path / "manifest.json").exists():
+        if self.begun:
             if self.manifest() != manifest:
                 raise RecordingError(f"{self.path} holds a recording of something else; move it away")
         elif any(self.path.glob("chunk-*.safetensors")):
@@ -90,6 +90,11 @@ class RecordingFolder:
     def add(self, index: int, chunk: bytes) -> None:
         """Keep a chunk, as ``pack`` made it."""
         _write(self._chunk(index), chunk)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a manifest."""
+        return (self.path / "manifest.json").exists()
 
     def manifest(self) -> RecordingManifest:
         """What the recording is of.
@@ -105,13 +110,18 @@ class RecordingFolder:
         except ValidationError as error:
             raise RecordingError(f"{path} is not a recording's manifest of this version: {error}") from None
 
-    def read(self) -> list[Recorded]:
+    def read(self, layers: Sequence[int] | None = None) -> list[Recorded]:
         """Every request, in the task's order.
+
+        Args:
+            layers: those whose states are read, at the outputs alone; None reads all that is kept.
 
         Raises:
             RecordingError: a chunk is missing or broken.
         """
         manifest = self.manifest()
+        if layers is not None:
+            manifest = manifest.model_copy(update={"layers": tuple(layers), "prompt_states": False})
         recorded: dict[str, Recorded] = {}
         for index in range(len(manifest.chunks)):
             recorded |= {one.request.request_id: one for one in self.read_chunk(index, manifest)}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from choicespec.cluster.connect import ADDRESS_VARIABLE
 from choicespec.errors import SpecError
+from choicespec.recordings import RecordingManifest
 from choicespec.records import Request
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.spec.experiment import ExperimentSpec, parse_experiment
@@ -18,6 +19,7 @@ from integration.small_checkpoints import save_checkpoint, small_llama
 from ray.cluster_utils import Cluster
 
 from jobs.drafters import DrafterJob
+from jobs.recorded import RecordedTasks
 from jobs.terminal import HOME_VARIABLE
 
 _FUNCTION = """def total_{n}(first, second):
@@ -88,7 +90,8 @@ def test_what_is_trained_drafts_and_nothing_is_done_twice(
     said = capsys.readouterr().out
     assert said.count("saved in") >= 2
     results = home / "results" / "tiny"
-    done = {path: path.stat().st_mtime_ns for kind in ("recordings", "fits") for path in (results / kind).rglob("*.*")}
+    kept = (home / "results" / "recordings", results / "fits")
+    done = {path: path.stat().st_mtime_ns for folder in kept for path in folder.rglob("*.*")}
     assert len(done) == 3 + 2 + 2  # chunks, manifests, fits
     DrafterJob(_experiment(content)).run(None)
     assert {path: path.stat().st_mtime_ns for path in done} == done
@@ -103,6 +106,24 @@ def test_what_is_trained_drafts_and_nothing_is_done_twice(
         found = runtime.generate(request, Draft(drafter=kind, num_draft_tokens=2))
         assert found.output_ids == plain.output_ids
         assert all(step.proposed == 2 for step in found.steps[:-2])
+
+
+def test_what_one_job_has_recorded_another_reads(home: Path, content: dict[str, Any]) -> None:
+    """Fails if a job that wants less than was recorded records it again, or if one that wants more takes it."""
+    experiment = _experiment(content)
+    task = experiment.tasks["code"].model_copy(update={"limit": 5})  # which no other test records
+    runtime, pair = HfRuntimeSpec(threads=1), experiment.pairs["small"]
+    opened = HfRuntime(runtime, pair)
+    there = RecordedTasks(runtime, opened, pair, (1, 3), 3, prompt_states=True).of(task)
+    there.begin(
+        RecordingManifest(
+            target=opened.identity, task=task, layers=(1, 3), prompt_states=True, chunks=(), request_ids=()
+        )
+    )
+    assert RecordedTasks(runtime, opened, pair, (3,), 2).of(task).path == there.path
+    assert RecordedTasks(runtime, opened, pair, (2, 3), 2).of(task).path != there.path
+    fewer = task.model_copy(update={"limit": 4})
+    assert RecordedTasks(runtime, opened, pair, (3,), 2).of(fewer).path != there.path
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ class Trained(NamedTuple):
 
     def chunks(self) -> dict[Path, int]:
         """When each recorded chunk was written."""
-        return {chunk: chunk.stat().st_mtime_ns for chunk in self.folder.glob("recordings/*/chunk-*")}
+        return {chunk: chunk.stat().st_mtime_ns for chunk in self.folder.parent.glob("recordings/*/chunk-*")}
 
     def rows(self) -> dict[Path, int]:
         """When each kept row of the table was written."""
@@ -458,7 +458,7 @@ _ROUNDING = 0.01  # what float16 and a batch may change of a probability
 
 @pytest.fixture(scope="module")
 def compared(trained: Trained, live: Live) -> Compared:
-    folders = [RecordingFolder(path) for path in trained.folder.glob("recordings/python_repo-test-*")]
+    folders = [RecordingFolder(path) for path in trained.folder.parent.glob("recordings/python_repo-test-*")]
     (folder,) = [one for one in folders if one.manifest().target == live.runtime.identity]
     recorded = folder.read()
     assert tuple(one.request for one in recorded) == tuple(live.requests)
