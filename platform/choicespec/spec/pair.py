@@ -67,7 +67,8 @@ class DrafterSpec(Frozen):
         kind: ``draft_model``, a smaller model of the same vocabulary; ``mtp``, the target's next-token-prediction
             layers; ``dflash`` and ``dflash2``, block drafters over the target's hidden states; ``eagle3``, a layer
             over them that drafts a token at a time.
-        model: where it lies, as ``target.model``; None, for ``mtp`` alone, takes the layers in the target's own file.
+        model: where it lies, as ``target.model``, or ``smollm2-dflash`` or ``smollm2-mtp``, those that ship for the
+            embedded default; None, for ``mtp`` alone, takes the layers in the target's own file.
         sha256: of the weights in a local folder; filled in when the experiment is read, so that a drafter that was
             trained anew is a new trial.
     """
