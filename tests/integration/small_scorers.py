@@ -74,6 +74,7 @@ def hand_made(
         survivals=np.zeros(there.shape, np.float32),
         features=np.zeros((*lengths_PN.shape, len(Features._fields)), np.float32),
         lengths=lengths_PN,
+        own_ages=np.zeros(lengths_PN.shape, np.int32),
     )
     count = len(lengths_PN)
     numbers: NDArray[np.int32] = np.array(requests if requests is not None else [0] * count, np.int32)

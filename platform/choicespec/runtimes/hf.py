@@ -322,7 +322,8 @@ class HfRuntime:
         manifest = check_scorer(folder, self.identity, spec.transfer)
         for layer in manifest.layers:
             self._target.watch(layer)
-        return ScorerRanker(load_scorer(folder, manifest, self._embed), self._target.hidden_states)
+        tap = self._target.tap(manifest.source_layers) if manifest.source_layers else None
+        return ScorerRanker(load_scorer(folder, manifest, self._embed), self._target.hidden_states, tap)
 
     def _drafter(self, method: Draft) -> Proposer:
         """One of the pair's drafters on this target; methods with other k share its weights.

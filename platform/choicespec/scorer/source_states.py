@@ -1,0 +1,141 @@
+"""Is the target now where it was at the place that a candidate is copied from?
+
+A candidate that occurs in the request's own text began there after some tokens, as it would begin now. The hidden
+states of those tokens are compared with the ones here, a pair a cosine: states that are alike tend to be followed
+alike. The state of the anchor is not there before it has passed the target, so that each side begins a token earlier.
+
+Shapes: T tokens of a text, M source layers, H numbers of a hidden state, S = M * H, the states of all source layers
+side by side; P positions, N candidates, C cosines of a candidate, F features of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from choicespec.decoding.tap import Tap
+from choicespec.recordings import Recorded
+
+OFFSETS = (0, 1, 2, 4, 8)  # tokens before the last one that has a state; what precedes further back tells little more
+_LEAST_DEVIATION = 1e-3
+_LEAST_NORM = 1e-6
+_BELOW_ANY = -2.0  # cosines are -1 or more
+_OFFSETS_O = np.array(OFFSETS)
+
+
+class StateScale(NamedTuple):
+    """What states are standardised by, so that no few large numbers of theirs decide all cosines."""
+
+    mean_S: NDArray[np.float32]
+    deviation_S: NDArray[np.float32]
+
+
+def num_source_features(num_layers: int) -> int:
+    """F: every cosine, as it is and less the largest of the set, and whether the candidate has a source at all."""
+    return 2 * num_layers * len(OFFSETS) + 1 if num_layers else 0
+
+
+def scale_of(recorded: Iterable[Recorded], layers: Sequence[int]) -> StateScale:
+    """The mean and the deviation over the tokens of some texts."""
+    states_TS = np.concatenate([_of_text(one, layers) for one in recorded]).astype(np.float32)
+    return StateScale(states_TS.mean(axis=0), states_TS.std(axis=0) + _LEAST_DEVIATION)
+
+
+def source_features(cosines_PNC: NDArray[np.float32], ages_PN: NDArray[np.int32]) -> NDArray[np.float32]:
+    """(P, N, F) of whole sets; 0 for a candidate without a source, which the largest of a set leaves out.
+
+    Args:
+        cosines_PNC: of ``cosines_at`` or ``cosines_along``.
+        ages_PN: see ``SetArrays.own_ages``.
+    """
+    there_PN1 = (ages_PN > 0)[..., None]
+    largest_P1C = np.where(there_PN1, cosines_PNC, _BELOW_ANY).max(axis=1, keepdims=True)
+    less_PNC = np.where(there_PN1, cosines_PNC - largest_P1C, 0)
+    return np.concatenate([cosines_PNC, there_PN1, less_PNC], axis=-1, dtype=np.float32)
+
+
+def cosines_at(units_TMH: NDArray[np.float32], ages_N: NDArray[np.int32], known: int) -> NDArray[np.float32]:
+    """(N, C) cosines at one position, layer by layer; 0 without a source, and where a text does not reach so far back.
+
+    Args:
+        units_TMH: of the text's tokens, as ``_units`` makes them; the anchor's is not needed.
+        ages_N: tokens from where each candidate begins in the text to its end; 0 is nowhere.
+        known: tokens of the text, the anchor included.
+    """
+    found_NC = np.zeros((len(ages_N), units_TMH.shape[1] * len(OFFSETS)), np.float32)
+    there = np.flatnonzero(ages_N)
+    here_O = known - 2 - _OFFSETS_O
+    source_NO = here_O - ages_N[there, None]
+    own_OMH, other_NOMH = units_TMH[here_O.clip(min=0)], units_TMH[source_NO.clip(min=0)]
+    cosines_NMO = np.einsum("nomh,omh->nmo", other_NOMH, own_OMH) * (source_NO >= 0)[:, None]
+    found_NC[there] = cosines_NMO.reshape(len(there), -1)
+    return found_NC
+
+
+def cosines_along(
+    one: Recorded, ages_PN: NDArray[np.int32], layers: Sequence[int], scale: StateScale
+) -> NDArray[np.float32]:
+    """(P, N, C) cosines at every position of a recorded output at which a live loop could stand.
+
+    Args:
+        one: with the states of the source layers, the prompt's too.
+        ages_PN: of the candidates there.
+        layers: the source layers.
+        scale: of the scorer.
+    """
+    units_TMH = _units(_of_text(one, layers), len(layers), scale)
+    first = len(one.request.prompt_ids) + 1
+    found_PNC = np.zeros((*ages_PN.shape, len(layers) * len(OFFSETS)), np.float32)
+    for position, ages_N in enumerate(ages_PN):
+        found_PNC[position] = cosines_at(units_TMH, ages_N, first + position)
+    return found_PNC
+
+
+class TextStates:
+    """The states of a request's own text while it is decoded, made comparable; one request at a time.
+
+    They stay in main memory in float32: 4 S bytes a token.
+
+    Args:
+        tap: of the source layers.
+        num_layers: how many these are.
+        scale: of the scorer.
+    """
+
+    def __init__(self, tap: Tap, num_layers: int, scale: StateScale) -> None:
+        self._tap, self._num_layers, self._scale = tap, num_layers, scale
+        self._units_TMH = np.empty((0, num_layers, len(scale.mean_S) // num_layers), np.float32)
+        self._length = self._text = 0
+
+    def cosines(self, ages_N: NDArray[np.int32]) -> NDArray[np.float32]:
+        """(N, C) see ``cosines_at``; steps at which nobody asked are caught up with."""
+        if self._tap.texts != self._text:
+            self._text, self._length = self._tap.texts, 0
+        if self._tap.waiting:
+            self._append(self._tap.read().float().cpu().numpy())
+        return cosines_at(self._units_TMH[: self._length], ages_N, self._length + 1)
+
+    def _append(self, states_TS: NDArray[np.float32]) -> None:
+        end = self._length + len(states_TS)
+        if end > len(self._units_TMH):
+            grown_TMH = np.empty((2 * end, *self._units_TMH.shape[1:]), np.float32)
+            grown_TMH[: self._length] = self._units_TMH[: self._length]
+            self._units_TMH = grown_TMH
+        self._units_TMH[self._length : end] = _units(states_TS, self._num_layers, self._scale)
+        self._length = end
+
+
+def _of_text(one: Recorded, layers: Sequence[int]) -> NDArray[np.float16]:
+    """(T, S) of the tokens of prompt and output but the last."""
+    texts = [np.concatenate([one.prompt_states[layer], one.hidden_states[layer]]) for layer in layers]
+    return np.concatenate(texts, axis=1)
+
+
+def _units(states_TS: NDArray[np.floating], num_layers: int, scale: StateScale) -> NDArray[np.float32]:
+    """(T, M, H) standardised, and of length 1 in each layer."""
+    standard_TS = (states_TS.astype(np.float32) - scale.mean_S) / scale.deviation_S
+    standard_TMH = standard_TS.reshape(len(states_TS), num_layers, -1)
+    norms_TM1 = np.linalg.norm(standard_TMH, axis=-1, keepdims=True)
+    units_TMH: NDArray[np.float32] = standard_TMH / (norms_TM1 + _LEAST_NORM)
+    return units_TMH
