@@ -69,7 +69,7 @@ def cosines_at(units_TMH: NDArray[np.float32], ages_N: NDArray[np.int32], known:
     source_NO = here_O - ages_N[there, None]
     own_OMH, other_NOMH = units_TMH[here_O.clip(min=0)], units_TMH[source_NO.clip(min=0)]
     cosines_NMO = np.einsum("nomh,omh->nmo", other_NOMH, own_OMH) * (source_NO >= 0)[:, None]
-    found_NC[there] = cosines_NMO.reshape(len(there), -1)
+    found_NC[there] = cosines_NMO.reshape(len(there), found_NC.shape[1])
     return found_NC
 
 
