@@ -8,10 +8,11 @@ Shapes: T tokens of a text, M source layers, H numbers of a hidden state, S = M 
 side by side; P positions, N candidates, C cosines of a candidate, F features of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from choicespec.decoding.tap import Tap
@@ -22,6 +23,8 @@ _LEAST_DEVIATION = 1e-3
 _LEAST_NORM = 1e-6
 _BELOW_ANY = -2.0  # cosines are -1 or more
 _OFFSETS_O = np.array(OFFSETS)
+
+UnitsOf = Callable[[NDArray[np.int64]], NDArray[np.float32]]  # numbers of tokens (...,) to their states (..., M, H)
 
 
 class StateScale(NamedTuple):
@@ -55,20 +58,20 @@ def source_features(cosines_PNC: NDArray[np.float32], ages_PN: NDArray[np.int32]
     return np.concatenate([cosines_PNC, there_PN1, less_PNC], axis=-1, dtype=np.float32)
 
 
-def cosines_at(units_TMH: NDArray[np.float32], ages_N: NDArray[np.int32], known: int) -> NDArray[np.float32]:
+def cosines_at(units_of: UnitsOf, ages_N: NDArray[np.int32], known: int) -> NDArray[np.float32]:
     """(N, C) cosines at one position, layer by layer; 0 without a source, and where a text does not reach so far back.
 
     Args:
-        units_TMH: of the text's tokens, as ``_units`` makes them; the anchor's is not needed.
+        units_of: the states of the text's tokens, as ``_units`` makes them; the anchor's is not asked for.
         ages_N: tokens from where each candidate begins in the text to its end; 0 is nowhere.
         known: tokens of the text, the anchor included.
     """
-    found_NC = np.zeros((len(ages_N), units_TMH.shape[1] * len(OFFSETS)), np.float32)
     there = np.flatnonzero(ages_N)
     here_O = known - 2 - _OFFSETS_O
     source_NO = here_O - ages_N[there, None]
-    own_OMH, other_NOMH = units_TMH[here_O.clip(min=0)], units_TMH[source_NO.clip(min=0)]
+    own_OMH, other_NOMH = units_of(here_O.clip(min=0)), units_of(source_NO.clip(min=0))
     cosines_NMO = np.einsum("nomh,omh->nmo", other_NOMH, own_OMH) * (source_NO >= 0)[:, None]
+    found_NC = np.zeros((len(ages_N), own_OMH.shape[1] * len(OFFSETS)), np.float32)
     found_NC[there] = cosines_NMO.reshape(len(there), found_NC.shape[1])
     return found_NC
 
@@ -88,14 +91,15 @@ def cosines_along(
     first = len(one.request.prompt_ids) + 1
     found_PNC = np.zeros((*ages_PN.shape, len(layers) * len(OFFSETS)), np.float32)
     for position, ages_N in enumerate(ages_PN):
-        found_PNC[position] = cosines_at(units_TMH, ages_N, first + position)
+        found_PNC[position] = cosines_at(units_TMH.__getitem__, ages_N, first + position)
     return found_PNC
 
 
 class TextStates:
-    """The states of a request's own text while it is decoded, made comparable; one request at a time.
+    """The states of a request's own text while it is decoded; one request at a time.
 
-    They stay in main memory in float32: 4 S bytes a token.
+    All stay where and as the target computed them, for any may be asked for; few are at each step, and only these are
+    made comparable.
 
     Args:
         tap: of the source layers.
@@ -105,25 +109,30 @@ class TextStates:
 
     def __init__(self, tap: Tap, num_layers: int, scale: StateScale) -> None:
         self._tap, self._num_layers, self._scale = tap, num_layers, scale
-        self._units_TMH = np.empty((0, num_layers, len(scale.mean_S) // num_layers), np.float32)
+        self._states_TS = torch.empty(0, len(scale.mean_S))
         self._length = self._text = 0
 
     def cosines(self, ages_N: NDArray[np.int32]) -> NDArray[np.float32]:
         """(N, C) see ``cosines_at``; steps at which nobody asked are caught up with."""
         if self._tap.texts != self._text:
             self._text, self._length = self._tap.texts, 0
-        if self._tap.waiting:
-            self._append(self._tap.read().float().cpu().numpy())
-        return cosines_at(self._units_TMH[: self._length], ages_N, self._length + 1)
+        with torch.inference_mode():
+            if self._tap.waiting:
+                self._append(self._tap.read())
+            return cosines_at(self._units_of, ages_N, self._length + 1)
 
-    def _append(self, states_TS: NDArray[np.float32]) -> None:
+    def _append(self, states_TS: torch.Tensor) -> None:
         end = self._length + len(states_TS)
-        if end > len(self._units_TMH):
-            grown_TMH = np.empty((2 * end, *self._units_TMH.shape[1:]), np.float32)
-            grown_TMH[: self._length] = self._units_TMH[: self._length]
-            self._units_TMH = grown_TMH
-        self._units_TMH[self._length : end] = _units(states_TS, self._num_layers, self._scale)
+        if end > len(self._states_TS):
+            grown_TS = states_TS.new_empty(2 * end, states_TS.shape[1])
+            grown_TS[: self._length] = self._states_TS[: self._length]
+            self._states_TS = grown_TS
+        self._states_TS[self._length : end] = states_TS
         self._length = end
+
+    def _units_of(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        states = self._states_TS[torch.from_numpy(tokens).to(self._states_TS.device)]
+        return _units(states.float().cpu().numpy(), self._num_layers, self._scale)
 
 
 def _of_text(one: Recorded, layers: Sequence[int]) -> NDArray[np.float16]:
@@ -132,10 +141,10 @@ def _of_text(one: Recorded, layers: Sequence[int]) -> NDArray[np.float16]:
     return np.concatenate(texts, axis=1)
 
 
-def _units(states_TS: NDArray[np.floating], num_layers: int, scale: StateScale) -> NDArray[np.float32]:
-    """(T, M, H) standardised, and of length 1 in each layer."""
-    standard_TS = (states_TS.astype(np.float32) - scale.mean_S) / scale.deviation_S
-    standard_TMH = standard_TS.reshape(len(states_TS), num_layers, -1)
-    norms_TM1 = np.linalg.norm(standard_TMH, axis=-1, keepdims=True)
-    units_TMH: NDArray[np.float32] = standard_TMH / (norms_TM1 + _LEAST_NORM)
-    return units_TMH
+def _units(states: NDArray[np.floating], num_layers: int, scale: StateScale) -> NDArray[np.float32]:
+    """(..., M, H) of (..., S) standardised, and of length 1 in each layer."""
+    standard = (states.astype(np.float32) - scale.mean_S) / scale.deviation_S
+    standard = standard.reshape(*states.shape[:-1], num_layers, len(scale.mean_S) // num_layers)
+    norms = np.linalg.norm(standard, axis=-1, keepdims=True)
+    units: NDArray[np.float32] = standard / (norms + _LEAST_NORM)
+    return units
