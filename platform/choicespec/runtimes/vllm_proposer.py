@@ -2,8 +2,9 @@
 
 It is the hf runtime's: the same candidate sets, stores and ranker (``drafters.registry``). What is vLLM's own is found
 here: which request a row of the batch is, its tokens, and the target's hidden states, which vLLM does not hand out. In
-a union it is asked after vLLM's own drafter (``vllm_worker``), with what that has drafted. The functions at the end are
-run on the engine's workers.
+a union it is asked after vLLM's own drafter (``vllm_worker``), with what that has drafted. States are at hand of the
+last step alone, so that a scorer which reads those at candidates' sources ranks every candidate as one without a
+source. The functions at the end are run on the engine's workers.
 
 Shapes: T tokens of a step, of all requests, one request's after the other's; H hidden size.
 """

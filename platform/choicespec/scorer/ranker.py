@@ -72,8 +72,8 @@ class ScorerRanker:
         return np.concatenate([sets.features, source_features(cosines_NC[None], ages_N[None])], axis=-1)
 
     def judge(self, drafter: str) -> Callable[[Proposal, Sequence[int]], Sequence[float]] | None:
-        """See ``Ranker.judge``. The network looks at each candidate by itself, so that a draft that comes after the
-        finite candidates is judged as in one set with them."""
+        """See ``Ranker.judge``. The network looks at each draft by itself, which has no source in the text to be
+        compared; so one that comes after the finite candidates is judged as in one set with them."""
         return partial(self._survival, drafter) if drafter in self._manifest.drafters else None
 
     def _survival(self, drafter: str, drafted: Proposal, token_ids: Sequence[int]) -> Sequence[float]:
