@@ -35,6 +35,7 @@ from choicespec.scorer.files import Scorer, check_scorer, load_scorer
 from choicespec.scorer.fit import Dataset, batch_of
 from choicespec.scorer.model import survivals
 from choicespec.scorer.ranker import ScorerRanker
+from choicespec.scorer.source_states import TappedText
 from choicespec.spec.experiment import load_experiment
 from choicespec.spec.method import Autoregressive, Choice
 from choicespec.spec.pair import PairSpec, ScorerSpec, TargetSpec
@@ -426,8 +427,9 @@ class Compared(NamedTuple):
         target = CausalLmTarget(self.live.runtime.model)
         for layer in self.scorer.manifest.layers:
             target.watch(layer)
-        tap = target.tap(self.scorer.manifest.source_layers)
-        ranker = _Noting(ScorerRanker(self.scorer, target.hidden_states, tap))
+        layers, scale = self.scorer.manifest.source_layers, self.scorer.net.source_scale
+        text = TappedText(target.tap(layers), len(layers), scale)
+        ranker = _Noting(ScorerRanker(self.scorer, target.hidden_states, text.cosines))
         proposer = _Placed(ChoiceDrafter(self.live.sources(), ranker, Survival(0.0), block_length=8), ranker)
         traces = []
         for number, one in enumerate(self.recorded):

@@ -16,6 +16,7 @@ from choicespec.errors import ScorerError
 from choicespec.records import Proposal, TargetIdentity
 from choicespec.scorer.files import SHIPPED, Scorer, check_scorer, find_scorer, load_scorer, save_scorer
 from choicespec.scorer.ranker import ScorerRanker
+from choicespec.scorer.source_states import TappedText
 from choicespec.spec.pair import DrafterSpec, ScorerSpec
 from integration.small_scorers import EMBEDDING, HIDDEN, LENGTH, TARGET, VOCABULARY, embed, random_batch, small_scorer
 from safetensors.torch import load_file, save_file
@@ -96,7 +97,10 @@ def tapped() -> Tap:
 
 def said(scorer: Scorer, tap: Tap | None, *candidates: Candidate) -> list[float]:
     """What is expected of each candidate of a set."""
-    ranker = ScorerRanker(scorer, lambda layer: torch.linspace(-1, 1, HIDDEN), tap)
+    cosines = None
+    if tap is not None and scorer.manifest.source_layers:
+        cosines = TappedText(tap, len(SOURCE_LAYERS), scorer.net.source_scale).cosines
+    ranker = ScorerRanker(scorer, lambda layer: torch.linspace(-1, 1, HIDDEN), cosines)
     return [sum(ranked.survival) for ranked in ranker.every(candidates, 9)]
 
 

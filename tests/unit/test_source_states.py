@@ -12,6 +12,7 @@ from choicespec.records import Request
 from choicespec.scorer.source_states import (
     OFFSETS,
     StateScale,
+    TappedText,
     TextStates,
     cosines_along,
     num_source_features,
@@ -107,7 +108,7 @@ def test_live_as_along_the_recording(kept: list[int], asked_from: int) -> None:
     ages_PN = np.array([[1, 4, 0, known] for known in range(PROMPT + 1, TOKENS)], np.int32)
     along_PNC = cosines_along(recorded(TEXT), ages_PN, LAYERS, SCALE)
     tap = Tap(LAYERS)
-    text = TextStates(tap, len(LAYERS), SCALE)
+    text = TappedText(tap, len(LAYERS), SCALE)
     for of_text in (states(3), TEXT):
         tap.restart()
         end = 0
@@ -122,6 +123,29 @@ def test_live_as_along_the_recording(kept: list[int], asked_from: int) -> None:
             if of_text is TEXT:
                 np.testing.assert_allclose(found_NC, along_PNC[position], rtol=0, atol=1e-5)
                 np.testing.assert_array_equal(text.cosines(ages_PN[position]), found_NC)  # asked twice
+
+
+def test_states_come_in_pieces_and_are_missing_or_rejected() -> None:
+    """Fails if a rejected draft's state stays where a token took its place, one that never came passes for a state, or
+    a text that is computed anew from its beginning is not as it was."""
+    rows_TS = torch.from_numpy(np.concatenate([TEXT[layer] for layer in LAYERS], axis=1))
+    ages = np.array([2, 6], np.int32)
+    known = PROMPT + 4
+    along_PNC = cosines_along(recorded(TEXT), np.broadcast_to(ages, (OUTPUT - 1, 2)), LAYERS, SCALE)
+    text = TextStates(len(LAYERS), SCALE)
+    for _ in range(2):
+        text.put(0, rows_TS[:5])
+        text.put(5, rows_TS[5:PROMPT])
+        text.put(PROMPT, -rows_TS[:5])  # all but the first were rejected
+        text.put(PROMPT, rows_TS[PROMPT : known + 1])
+        np.testing.assert_allclose(text.cosines(ages, known), along_PNC[3], rtol=0, atol=1e-5)
+    text.put(known + 1, rows_TS[known + 1 : known + 3])  # after a step whose states nobody took in
+    found_NC = text.cosines(ages, known + 4).reshape(2, len(LAYERS), len(OFFSETS))
+    here = [known + 2 - offset for offset in OFFSETS]
+    for number, age in enumerate(ages):
+        there = [not {token, token - age} & {known - 1, known} for token in here]
+        assert (found_NC[number, 0] != 0).tolist() == there
+    assert not text.cosines(ages, known + 9)[:, 0].any(), "the last tokens have not come"
 
 
 def test_a_shift_by_one_token_is_caught() -> None:

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 
 from choicespec.candidates.drafts import as_candidate
 from choicespec.candidates.sets import Candidate, Ranked
-from choicespec.decoding.tap import Tap
 from choicespec.records import Proposal
 from choicespec.scorer.examples import SetArrays, set_arrays
 from choicespec.scorer.files import Scorer
 from choicespec.scorer.model import Batch, survivals
-from choicespec.scorer.source_states import OFFSETS, TextStates, source_features
+from choicespec.scorer.source_states import OFFSETS, Cosines, source_features
 
 
 class ScorerRanker:
@@ -23,15 +22,17 @@ class ScorerRanker:
     Args:
         scorer: of the pair.
         hidden_state: reads the output of a decoder layer at the token before the anchor, (H,) each.
-        tap: of the scorer's source layers. None where it has none, and on a runtime that does not keep the states of a
-            whole text: candidates are then ranked as ones that have no source there.
+        cosines: of the text that is decoded, by the candidates' ages, see ``cosines_at``. None where the scorer has no
+            source layers, and on a runtime that does not keep the states of a text: candidates are then ranked as ones
+            that have no source there.
     """
 
-    def __init__(self, scorer: Scorer, hidden_state: Callable[[int], torch.Tensor], tap: Tap | None = None) -> None:
+    def __init__(
+        self, scorer: Scorer, hidden_state: Callable[[int], torch.Tensor], cosines: Cosines | None = None
+    ) -> None:
         self._net, self._manifest = scorer
         self._hidden_state = hidden_state
-        layers = len(self._manifest.source_layers)
-        self._text = TextStates(tap, layers, self._net.source_scale) if tap is not None and layers else None
+        self._cosines = cosines
 
     def best(self, candidates: Sequence[Candidate], anchor: int) -> Ranked:
         """See ``Ranker.best``."""
@@ -65,10 +66,10 @@ class ScorerRanker:
         layers = len(self._manifest.source_layers)
         if not layers:
             return sets.features
-        ages_N = sets.own_ages[0] if self._text is not None else np.zeros_like(sets.own_ages[0])
+        ages_N = sets.own_ages[0] if self._cosines is not None else np.zeros_like(sets.own_ages[0])
         cosines_NC = np.zeros((len(ages_N), layers * len(OFFSETS)), np.float32)
-        if self._text is not None and ages_N.any():
-            cosines_NC = self._text.cosines(ages_N)
+        if self._cosines is not None and ages_N.any():
+            cosines_NC = self._cosines(ages_N)
         return np.concatenate([sets.features, source_features(cosines_NC[None], ages_N[None])], axis=-1)
 
     def judge(self, drafter: str) -> Callable[[Proposal, Sequence[int]], Sequence[float]] | None:

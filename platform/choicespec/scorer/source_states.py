@@ -26,6 +26,8 @@ _OFFSETS_O = np.array(OFFSETS)
 
 UnitsOf = Callable[[NDArray[np.int64]], NDArray[np.float32]]  # numbers of tokens (...,) to their states (..., M, H)
 
+Cosines = Callable[[NDArray[np.int32]], NDArray[np.float32]]  # ages (N,) to cosines (N, C)
+
 
 class StateScale(NamedTuple):
     """What states are standardised by, so that no few large numbers of theirs decide all cosines."""
@@ -59,7 +61,8 @@ def source_features(cosines_PNC: NDArray[np.float32], ages_PN: NDArray[np.int32]
 
 
 def cosines_at(units_of: UnitsOf, ages_N: NDArray[np.int32], known: int) -> NDArray[np.float32]:
-    """(N, C) cosines at one position, layer by layer; 0 without a source, and where a text does not reach so far back.
+    """(N, C) cosines at one position, layer by layer; 0 without a source, and where a text does not reach so far back
+    or a state is missing, which is not a number.
 
     Args:
         units_of: the states of the text's tokens, as ``_units`` makes them; the anchor's is not asked for.
@@ -72,7 +75,7 @@ def cosines_at(units_of: UnitsOf, ages_N: NDArray[np.int32], known: int) -> NDAr
     own_OMH, other_NOMH = units_of(here_O.clip(min=0)), units_of(source_NO.clip(min=0))
     cosines_NMO = np.einsum("nomh,omh->nmo", other_NOMH, own_OMH) * (source_NO >= 0)[:, None]
     found_NC = np.zeros((len(ages_N), own_OMH.shape[1] * len(OFFSETS)), np.float32)
-    found_NC[there] = cosines_NMO.reshape(len(there), found_NC.shape[1])
+    found_NC[there] = np.nan_to_num(cosines_NMO).reshape(len(there), found_NC.shape[1])
     return found_NC
 
 
@@ -96,43 +99,66 @@ def cosines_along(
 
 
 class TextStates:
-    """The states of a request's own text while it is decoded; one request at a time.
+    """The states of one text's tokens, while it grows.
 
     All stay where and as the target computed them, for any may be asked for; few are at each step, and only these are
     made comparable.
 
     Args:
-        tap: of the source layers.
-        num_layers: how many these are.
+        num_layers: how many source layers there are.
         scale: of the scorer.
     """
 
-    def __init__(self, tap: Tap, num_layers: int, scale: StateScale) -> None:
-        self._tap, self._num_layers, self._scale = tap, num_layers, scale
+    def __init__(self, num_layers: int, scale: StateScale) -> None:
+        self._num_layers, self._scale = num_layers, scale
         self._states_TS = torch.empty(0, len(scale.mean_S))
-        self._length = self._text = 0
+        self._length = 0
 
-    def cosines(self, ages_N: NDArray[np.int32]) -> NDArray[np.float32]:
-        """(N, C) see ``cosines_at``; steps at which nobody asked are caught up with."""
-        if self._tap.texts != self._text:
-            self._text, self._length = self._tap.texts, 0
+    def put(self, first: int, states_TS: torch.Tensor) -> None:
+        """Take in the states of the tokens from the ``first`` on; of tokens before that, some may never have come. What
+        is there of later ones was of drafts that were rejected."""
         with torch.inference_mode():
-            if self._tap.waiting:
-                self._append(self._tap.read())
-            return cosines_at(self._units_of, ages_N, self._length + 1)
-
-    def _append(self, states_TS: torch.Tensor) -> None:
-        end = self._length + len(states_TS)
-        if end > len(self._states_TS):
-            grown_TS = states_TS.new_empty(2 * end, states_TS.shape[1])
-            grown_TS[: self._length] = self._states_TS[: self._length]
-            self._states_TS = grown_TS
-        self._states_TS[self._length : end] = states_TS
+            end = first + len(states_TS)
+            if end > len(self._states_TS):
+                grown_TS = states_TS.new_empty(2 * end, states_TS.shape[1])
+                grown_TS[: self._length] = self._states_TS[: self._length]
+                self._states_TS = grown_TS
+            self._states_TS[self._length : first] = torch.nan
+            self._states_TS[first:end] = states_TS
         self._length = end
 
+    def cosines(self, ages_N: NDArray[np.int32], known: int) -> NDArray[np.float32]:
+        """(N, C) see ``cosines_at``."""
+        self.put(known - 1, self._states_TS[:0])
+        return cosines_at(self._units_of, ages_N, known)
+
     def _units_of(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        states = self._states_TS[torch.from_numpy(tokens).to(self._states_TS.device)]
-        return _units(states.float().cpu().numpy(), self._num_layers, self._scale)
+        with torch.inference_mode():
+            states = self._states_TS[torch.from_numpy(tokens).to(self._states_TS.device)].float().cpu().numpy()
+        return _units(states, self._num_layers, self._scale)
+
+
+class TappedText:
+    """The states of the text that a target decodes, a request after the other.
+
+    Args:
+        tap: of the source layers.
+        num_layers, scale: see ``TextStates``.
+    """
+
+    def __init__(self, tap: Tap, num_layers: int, scale: StateScale) -> None:
+        self._tap, self._states = tap, TextStates(num_layers, scale)
+        self._end = self._text = 0
+
+    def cosines(self, ages_N: NDArray[np.int32]) -> NDArray[np.float32]:
+        """(N, C) where the target stands; steps at which nobody asked are caught up with."""
+        if self._tap.texts != self._text:
+            self._text, self._end = self._tap.texts, 0
+        if self._tap.waiting:
+            states_TS = self._tap.read()
+            self._states.put(self._end, states_TS)
+            self._end += len(states_TS)
+        return self._states.cosines(ages_N, self._end + 1)
 
 
 def _of_text(one: Recorded, layers: Sequence[int]) -> NDArray[np.float16]:
