@@ -2,9 +2,8 @@
 
 It is the hf runtime's: the same candidate sets, stores and ranker (``drafters.registry``). What is vLLM's own is found
 here: which request a row of the batch is, its tokens, and the target's hidden states, which vLLM does not hand out. In
-a union it is asked after vLLM's own drafter (``vllm_worker``), with what that has drafted. States are at hand of the
-last step alone, so that a scorer which reads those at candidates' sources ranks every candidate as one without a
-source. The functions at the end are run on the engine's workers.
+a union it is asked after vLLM's own drafter (``vllm_worker``), with what that has drafted. The functions at the end are
+run on the engine's workers.
 
 Shapes: T tokens of a step, of all requests, one request's after the other's; H hidden size.
 """
@@ -13,7 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from choicespec.decoding.step_cost import BatchCosts, StepCosts
@@ -28,6 +29,7 @@ from choicespec.runtimes.vllm_steps import Drafted
 from choicespec.runtimes.vllm_target import loses_state
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
+from choicespec.scorer.source_states import StateScale, TextStates
 from choicespec.spec.method import Choice, MethodSpec
 from choicespec.spec.pair import PairSpec
 
@@ -41,6 +43,42 @@ class _Live:
         self.request, self.drafter = request, drafter
         self.token_ids: list[int] = []
         self.drafted: Drafted | None = None  # of the latest draft
+
+
+class _Texts:
+    """The states of the texts of all requests that have not finished.
+
+    Of a step that nobody was told of, states are missing; a request that was preempted begins anew.
+
+    Args:
+        states_TH: of each source layer, where a step's are found.
+        scale: of the scorer.
+
+    Attributes:
+        asked: the request that is proposed for, and the tokens of its text.
+    """
+
+    def __init__(self, states_TH: Sequence[torch.Tensor], scale: StateScale) -> None:
+        self._states_TH, self._scale = states_TH, scale
+        self._texts: dict[str, TextStates] = {}
+        self.asked = ("", 0)
+
+    def take_in(self, runner: Any) -> None:
+        """After each step, chunks of prompts included: the rows of its requests."""
+        for gone in self._texts.keys() - runner.requests.keys():
+            del self._texts[gone]
+        batch, starts = runner.input_batch, runner.query_start_loc.np
+        for row, request_id in enumerate(batch.req_ids):
+            rows = slice(int(starts[row]), int(starts[row + 1]))
+            if request_id not in self._texts:
+                self._texts[request_id] = TextStates(len(self._states_TH), self._scale)
+            states_TS = torch.cat([states_TH[rows] for states_TH in self._states_TH], dim=-1)
+            self._texts[request_id].put(int(batch.num_computed_tokens_cpu[row]), states_TS)
+
+    def cosines(self, ages_N: NDArray[np.int32]) -> NDArray[np.float32]:
+        """(N, C) see ``cosines_at``."""
+        request_id, known = self.asked
+        return self._texts[request_id].cosines(ages_N, known)
 
 
 class ChoiceProposer:
@@ -72,6 +110,7 @@ class ChoiceProposer:
         self._costs: BatchCosts | None = None
         self._ranker: ScorerRanker | None = None
         self._states_TH: dict[int, torch.Tensor] = {}
+        self._texts: _Texts | None = None  # where the scorer reads the states at candidates' sources
         self._row = 0  # of the states: the last token before the anchor, of the request that is proposed for
         self._live: dict[str, _Live] = {}
         self.use_repository(())
@@ -91,11 +130,14 @@ class ChoiceProposer:
         embedding = input_embedding(checkpoint, target.revision).to(self._model_config.dtype)
         layers = _decoder_layers(model)
         shape = (self._most_tokens, identity.hidden_size)
-        for layer in manifest.layers:
+        for layer in {*manifest.layers, *manifest.source_layers}:
             self._states_TH[layer] = torch.zeros(shape, dtype=self._model_config.dtype, device=_device(model))
             layers[layer - 1].register_forward_hook(_keep(self._states_TH[layer]))
         scorer = load_scorer(folder, manifest, lambda token_ids: embedding[token_ids].float())
-        self._ranker = ScorerRanker(scorer, lambda layer: self._states_TH[layer][self._row])
+        if manifest.source_layers:
+            self._texts = _Texts([self._states_TH[layer] for layer in manifest.source_layers], scorer.net.source_scale)
+        cosines = self._texts.cosines if self._texts is not None else None
+        self._ranker = ScorerRanker(scorer, lambda layer: self._states_TH[layer][self._row], cosines)
 
     def attach(self, runner: Any) -> None:
         """Know the model runner, which knows the requests behind the batch's rows."""
@@ -158,6 +200,8 @@ class ChoiceProposer:
     ) -> list[list[int]]:
         for gone in self._live.keys() - self._runner.requests.keys():
             del self._live[gone]  # aborted; a request that was preempted is still there
+        if self._texts is not None:
+            self._texts.take_in(self._runner)
         if self._costs is not None:
             self._costs.requests = max(1, sum(1 for tokens in settled if tokens))
         drafts = []
@@ -185,6 +229,8 @@ class ChoiceProposer:
             return []  # the output ends here
         batch, starts = self._runner.input_batch, self._runner.query_start_loc.np
         self._row = int(starts[row] + len(live.token_ids) - 2 - batch.num_computed_tokens_cpu[row])
+        if self._texts is not None:
+            self._texts.asked = (request_id, len(live.token_ids))
         draft = live.drafter.propose(live.token_ids, min(left - 1, self._most)) if left > 1 else NOTHING
         missing = self._fewest - len(draft.token_ids)
         live.drafted = Drafted(draft.source or (_GUARD if missing > 0 else ""), (perf_counter() - started) * 1e3)
