@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from choicespec.decoding.step_cost import BatchCosts, StepCosts
@@ -27,9 +25,9 @@ from choicespec.runtimes.vllm_drafter import NOTHING, VllmDrafter
 from choicespec.runtimes.vllm_methods import SETTINGS
 from choicespec.runtimes.vllm_steps import Drafted
 from choicespec.runtimes.vllm_target import loses_state
+from choicespec.runtimes.vllm_texts import VllmTexts
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
-from choicespec.scorer.source_states import StateScale, TextStates
 from choicespec.spec.method import Choice, MethodSpec
 from choicespec.spec.pair import PairSpec
 
@@ -43,42 +41,6 @@ class _Live:
         self.request, self.drafter = request, drafter
         self.token_ids: list[int] = []
         self.drafted: Drafted | None = None  # of the latest draft
-
-
-class _Texts:
-    """The states of the texts of all requests that have not finished.
-
-    Of a step that nobody was told of, states are missing; a request that was preempted begins anew.
-
-    Args:
-        states_TH: of each source layer, where a step's are found.
-        scale: of the scorer.
-
-    Attributes:
-        asked: the request that is proposed for, and the tokens of its text.
-    """
-
-    def __init__(self, states_TH: Sequence[torch.Tensor], scale: StateScale) -> None:
-        self._states_TH, self._scale = states_TH, scale
-        self._texts: dict[str, TextStates] = {}
-        self.asked = ("", 0)
-
-    def take_in(self, runner: Any) -> None:
-        """After each step, chunks of prompts included: the rows of its requests."""
-        for gone in self._texts.keys() - runner.requests.keys():
-            del self._texts[gone]
-        batch, starts = runner.input_batch, runner.query_start_loc.np
-        for row, request_id in enumerate(batch.req_ids):
-            rows = slice(int(starts[row]), int(starts[row + 1]))
-            if request_id not in self._texts:
-                self._texts[request_id] = TextStates(len(self._states_TH), self._scale)
-            states_TS = torch.cat([states_TH[rows] for states_TH in self._states_TH], dim=-1)
-            self._texts[request_id].put(int(batch.num_computed_tokens_cpu[row]), states_TS)
-
-    def cosines(self, ages_N: NDArray[np.int32]) -> NDArray[np.float32]:
-        """(N, C) see ``cosines_at``."""
-        request_id, known = self.asked
-        return self._texts[request_id].cosines(ages_N, known)
 
 
 class ChoiceProposer:
@@ -110,7 +72,7 @@ class ChoiceProposer:
         self._costs: BatchCosts | None = None
         self._ranker: ScorerRanker | None = None
         self._states_TH: dict[int, torch.Tensor] = {}
-        self._texts: _Texts | None = None  # where the scorer reads the states at candidates' sources
+        self._texts: VllmTexts | None = None  # where the scorer reads the states at candidates' sources
         self._row = 0  # of the states: the last token before the anchor, of the request that is proposed for
         self._live: dict[str, _Live] = {}
         self.use_repository(())
@@ -135,7 +97,9 @@ class ChoiceProposer:
             layers[layer - 1].register_forward_hook(_keep(self._states_TH[layer]))
         scorer = load_scorer(folder, manifest, lambda token_ids: embedding[token_ids].float())
         if manifest.source_layers:
-            self._texts = _Texts([self._states_TH[layer] for layer in manifest.source_layers], scorer.net.source_scale)
+            self._texts = VllmTexts(
+                [self._states_TH[layer] for layer in manifest.source_layers], scorer.net.source_scale
+            )
         cosines = self._texts.cosines if self._texts is not None else None
         self._ranker = ScorerRanker(scorer, lambda layer: self._states_TH[layer][self._row], cosines)
 

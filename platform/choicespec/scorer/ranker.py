@@ -23,8 +23,8 @@ class ScorerRanker:
         scorer: of the pair.
         hidden_state: reads the output of a decoder layer at the token before the anchor, (H,) each.
         cosines: of the text that is decoded, by the candidates' ages, see ``cosines_at``. None where the scorer has no
-            source layers, and on a runtime that does not keep the states of a text: candidates are then ranked as ones
-            that have no source there.
+            source layers, or where nobody keeps the states of a text: candidates are then ranked as ones that have no
+            source there.
     """
 
     def __init__(
