@@ -118,7 +118,7 @@ def recordable(experiment: ExperimentSpec) -> Iterator[Recordable]:
 def record_task(pair: RecordedPair, task: TaskSpec, drafters: Sequence[str]) -> None:
     """Record what is missing of a task, and of what drafters draft on it; Ray is connected."""
     prompts = open_task(task).prompts(pair.opened.tokenizer, pair.opened.context_tokens)
-    wanted = Wanted(pair.pair, pair.runtime, task, pair.layers, pair.recording(task))
+    wanted = Wanted(pair.pair, pair.runtime, task, pair.layers, pair.recording(task), pair.prompt_states)
     record(wanted, prompts, pair.opened, BATCH_SIZE, ProgressLines(), can_grow=on_cluster())
     say(f"what proposers say on {task.label} ({task.split})")
     proposals = pair.propose(task)

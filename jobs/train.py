@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 
 from choicespec.candidates.request import RequestCandidates, repository_of
@@ -21,10 +22,11 @@ from choicespec.reports.scorer_table import scorer_table
 from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.runtimes.pair_parts import as_trained, open_drafter
-from choicespec.scorer.corpus import Corpus, RecordedTask
+from choicespec.scorer.corpus import Corpus, RecordedTask, compared_with_sources
 from choicespec.scorer.examples import build_examples
 from choicespec.scorer.files import Scorer, ScorerManifest, check_scorer, load_scorer, save_scorer
 from choicespec.scorer.model import Embed, ScorerNet
+from choicespec.scorer.source_states import StateScale, scale_of
 from choicespec.scorer.table import Row, Variant, fit_variant, of_sets, rows_of, variants
 from choicespec.spec.experiment import ExperimentSpec, load_experiment
 from choicespec.spec.method import Draft
@@ -38,6 +40,8 @@ from choicespec.tracking.runs import ExperimentRun
 from jobs.drafters import DrafterJob
 from jobs.recorded import RecordedTasks, digest, train_split
 from jobs.terminal import EXPERIMENTS, console, home, say
+
+_SCALED_BY = 20  # requests, of which a prompt is hundreds of tokens
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +103,8 @@ class Training:
         num_layers = self._opened.identity.num_layers
         if max(self._spec.recorded_layers) > num_layers:
             raise SpecError(
-                f"scorer.layers and other_layers: {self._spec.recorded_layers}; the target has 1 to {num_layers}"
+                f"scorer.layers, source_layers and other_layers: {self._spec.recorded_layers}; the target has 1 to "
+                f"{num_layers}"
             )
         for name in self._spec.recorded_drafters:
             open_drafter(self._pair, name)
@@ -119,7 +124,7 @@ class Training:
         """Make the rows of the table that are missing, and print all."""
         corpus = self._corpus()
         rows = [row for variant in variants(self._spec, self._pair.drafters) for row in self._rows(corpus, variant)]
-        rows += [row for name in self._spec.transfer for row in self._transferred(self._experiment.pairs[name])]
+        rows += [row for name in self._spec.transfer for row in self._transferred(name, corpus.scale)]
         console.print(scorer_table(rows, self._opened.identity.num_layers, self._experiment.name))
 
     def _saved(self, of_set: Variant) -> Path:
@@ -145,10 +150,17 @@ class Training:
         with ray_session():
             for task in (*tasks.values(), *train.values()):
                 recorded.record(task)
+        scale = self._scale(recorded, next(iter(train.values())))
         return Corpus(
-            {name: self._read(recorded, task) for name, task in train.items()},
-            {name: self._read(recorded, task) for name, task in tasks.items()},
+            {name: self._read(recorded, task, scale) for name, task in train.items()},
+            {name: self._read(recorded, task, scale) for name, task in tasks.items()},
+            scale,
         )
+
+    def _scale(self, recorded: RecordedTasks, task: TaskSpec) -> StateScale | None:
+        """Of the first requests of a recorded task; None where no states are compared."""
+        layers = self._spec.source_layers
+        return scale_of(islice(recorded.of(task).walk(layers), _SCALED_BY), layers) if layers else None
 
     def _train_tasks(self) -> list[TaskSpec]:
         """What the scorer is fitted to, a task for each that is held out."""
@@ -168,10 +180,12 @@ class Training:
             for name in self._spec.recorded_drafters
             if name in pair.drafters
         ]
-        return RecordedTasks(self._runtime, opened, pair, layers, self._spec.batch_size, drafts)
+        prompt_states = bool(self._spec.source_layers)
+        return RecordedTasks(self._runtime, opened, pair, layers, self._spec.batch_size, drafts, prompt_states)
 
-    def _read(self, recorded: RecordedTasks, task: TaskSpec) -> RecordedTask:
-        """A recorded task with its candidate sets, which are drawn anew: they depend on settings, and take a minute."""
+    def _read(self, recorded: RecordedTasks, task: TaskSpec, scale: StateScale | None) -> RecordedTask:
+        """A recorded task with its candidate sets, which are drawn anew: they depend on settings, and take a minute.
+        The prompts' states, most of a recording, are not kept in memory."""
         say(f"candidate sets of {task.label} ({task.split})")
         opened, outputs = recorded.opened, recorded.read(task)
         documents = open_task(task).prompts(opened.tokenizer, opened.context_tokens).repository()
@@ -179,6 +193,9 @@ class Training:
         most, length = self._spec.num_candidates, self._spec.block_length
         candidates = RequestCandidates(length, most, opened.tokenizer.encode, repository)
         examples = build_examples(outputs, candidates, most, length, recorded.drafted(task))
+        if scale is not None:
+            requests, layers = [one.request.request_id for one in outputs], self._spec.source_layers
+            examples = compared_with_sources(examples, requests, recorded.of(task).walk(layers), layers, scale)
         return RecordedTask(outputs, examples, recorded.drafters)
 
     def _fit(self, corpus: Corpus, variant: Variant, losses: list[float]) -> ScorerNet:
@@ -192,6 +209,7 @@ class Training:
         return ScorerManifest(
             target=self._opened.identity,
             layers=variant.layers,
+            source_layers=variant.source_layers,
             block_length=self._spec.block_length,
             embedding_size=net.shape.embedding_size,
             width=net.shape.width,
@@ -210,10 +228,11 @@ class Training:
             _keep(kept, rows_of(corpus, variant, net, self._pair.target.precision))
         return _kept_rows(kept)
 
-    def _transferred(self, pair: PairSpec) -> list[Row]:
+    def _transferred(self, name: str, scale: StateScale | None) -> list[Row]:
         """The saved scorers, as they are, on another pair's own outputs; of the sets whose drafters it has."""
+        pair = self._experiment.pairs[name]
         opened = HfRuntime(self._runtime, pair)
-        corpus = cache(partial(self._transfer_corpus, opened, pair))
+        corpus = cache(partial(self._transfer_corpus, opened, pair, scale))
         rows: list[Row] = []
         for of_set in self._sets:
             kinds = {name: drafter.kind for name, drafter in pair.drafters.items()}
@@ -229,12 +248,14 @@ class Training:
             rows += _kept_rows(kept)
         return rows
 
-    def _transfer_corpus(self, opened: HfRuntime, pair: PairSpec) -> Corpus:
-        tasks, recorded = self._tasks(self._spec.transfer_limit), self._recorded(opened, pair, self._spec.layers)
+    def _transfer_corpus(self, opened: HfRuntime, pair: PairSpec, scale: StateScale | None) -> Corpus:
+        """Features of sources are made as they were for the scorer, whatever the other pair's states are like."""
+        layers = tuple(dict.fromkeys((*self._spec.layers, *self._spec.source_layers)))
+        tasks, recorded = self._tasks(self._spec.transfer_limit), self._recorded(opened, pair, layers)
         with ray_session():
             for task in tasks.values():
                 recorded.record(task)
-        return Corpus({}, {name: self._read(recorded, task) for name, task in tasks.items()})
+        return Corpus({}, {name: self._read(recorded, task, scale) for name, task in tasks.items()}, scale)
 
     def _tasks(self, limit: int | None = None) -> dict[str, TaskSpec]:
         """What is held out of each task; all of it, or so many prompts."""
@@ -257,6 +278,7 @@ class Training:
         """MLflow where it can be used; the files have everything."""
         params = {
             "layers": str(of_set.layers),
+            "source_layers": str(of_set.source_layers),
             "split_by": of_set.split_by,
             "candidates": of_set.candidates,
             **{f"fit.{name}": str(value) for name, value in of_set.fit.model_dump().items()},

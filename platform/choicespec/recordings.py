@@ -8,7 +8,7 @@ Shapes: T output tokens of a request, P tokens of its prompt, H hidden size.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,10 +122,21 @@ class RecordingFolder:
         manifest = self.manifest()
         if layers is not None:
             manifest = manifest.model_copy(update={"layers": tuple(layers), "prompt_states": False})
-        recorded: dict[str, Recorded] = {}
-        for index in range(len(manifest.chunks)):
-            recorded |= {one.request.request_id: one for one in self.read_chunk(index, manifest)}
+        recorded = {one.request.request_id: one for one in self._each(manifest)}
         return [recorded[request_id] for request_id in manifest.request_ids]
+
+    def walk(self, layers: Sequence[int]) -> Iterator[Recorded]:
+        """Every request as the chunks hold them, of which one is in memory at a time, with the states of some layers at
+        prompt and output.
+
+        Raises:
+            RecordingError: a chunk is missing or broken, or the prompts' states were not recorded.
+        """
+        return self._each(self.manifest().model_copy(update={"layers": tuple(layers), "prompt_states": True}))
+
+    def _each(self, manifest: RecordingManifest) -> Iterator[Recorded]:
+        for index in range(len(manifest.chunks)):
+            yield from self.read_chunk(index, manifest)
 
     def read_chunk(self, index: int, manifest: RecordingManifest) -> list[Recorded]:
         """The requests of one chunk.

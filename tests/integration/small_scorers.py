@@ -10,6 +10,7 @@ from choicespec.scorer.evaluate import Comparison, Ranking
 from choicespec.scorer.examples import NO_TOKEN, Examples, SetArrays
 from choicespec.scorer.files import Scorer, ScorerManifest
 from choicespec.scorer.model import Batch, Reads, ScorerNet, Shape
+from choicespec.scorer.source_states import num_source_features
 from choicespec.scorer.table import Row, Variant
 from choicespec.spec.pair import DrafterSpec
 from choicespec.spec.training import FitSpec
@@ -33,10 +34,13 @@ def small_net(
     reads: Reads = Reads(),  # noqa: B008  (immutable)
     layers: int = 1,
     drafters: int = 0,
+    source_layers: int = 0,
 ) -> ScorerNet:
     """Random weights, the same for the same seed."""
     torch.manual_seed(seed)
-    return ScorerNet(Shape(HIDDEN * layers, EMBEDDING, len(Features._fields) + drafters, LENGTH), embed, reads).eval()
+    features = len(Features._fields) + drafters + num_source_features(source_layers)
+    shape = Shape(HIDDEN * layers, EMBEDDING, features, LENGTH, source_size=HIDDEN * source_layers)
+    return ScorerNet(shape, embed, reads).eval()
 
 
 def random_batch(seed: int, positions: int, candidates: int, length: int, layers: int = 1) -> Batch:
@@ -74,6 +78,7 @@ def hand_made(
         survivals=np.zeros(there.shape, np.float32),
         features=np.zeros((*lengths_PN.shape, len(Features._fields)), np.float32),
         lengths=lengths_PN,
+        own_ages=np.zeros(lengths_PN.shape, np.int32),
     )
     count = len(lengths_PN)
     numbers: NDArray[np.int32] = np.array(requests if requests is not None else [0] * count, np.int32)
@@ -106,13 +111,18 @@ def row(task: str = "tool_call", precision: str = "float32", variant: Variant = 
 
 
 def small_scorer(
-    seed: int = 0, layers: tuple[int, ...] = (2,), drafters: Mapping[str, DrafterSpec] | None = None, **target: object
+    seed: int = 0,
+    layers: tuple[int, ...] = (2,),
+    drafters: Mapping[str, DrafterSpec] | None = None,
+    source_layers: tuple[int, ...] = (),
+    **target: object,
 ) -> Scorer:
     """A scorer of random weights, for ``TARGET`` with some values changed, that judges the drafts of drafters."""
-    net = small_net(seed, layers=len(layers), drafters=len(drafters or {}))
+    net = small_net(seed, layers=len(layers), drafters=len(drafters or {}), source_layers=len(source_layers))
     manifest = ScorerManifest(
         target=TARGET.model_copy(update=target),
         layers=layers,
+        source_layers=source_layers,
         block_length=LENGTH,
         embedding_size=EMBEDDING,
         width=net.shape.width,

@@ -21,6 +21,7 @@ from choicespec.decoding.cache import RollbackCache
 from choicespec.decoding.causal_lm import CausalLmTarget
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.stopping import StopRule
+from choicespec.decoding.tap import Tap
 from choicespec.drafters.choice import ChoiceDrafter, PriorRanker, Survival
 from choicespec.errors import ScorerError, Unsupported
 from choicespec.recordings import Recorded, RecordingFolder
@@ -28,11 +29,13 @@ from choicespec.records import Proposal, Request, Trace
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.runtimes.pair_parts import scorer_of
 from choicespec.runtimes.runtime import check_supported
-from choicespec.scorer.examples import Examples, build_examples
+from choicespec.scorer.corpus import compared_with_sources
+from choicespec.scorer.examples import Examples, build_examples, set_arrays
 from choicespec.scorer.files import Scorer, check_scorer, load_scorer
 from choicespec.scorer.fit import Dataset, batch_of
 from choicespec.scorer.model import survivals
 from choicespec.scorer.ranker import ScorerRanker
+from choicespec.scorer.source_states import TappedText
 from choicespec.spec.experiment import load_experiment
 from choicespec.spec.method import Autoregressive, Choice
 from choicespec.spec.pair import PairSpec, ScorerSpec, TargetSpec
@@ -43,13 +46,14 @@ from integration.job_homes import job_home, write_repository
 from integration.small_checkpoints import save_checkpoint, small_llama
 from integration.small_drafters import WINDOW, checkpoint_weights, dflash_net, save_drafter, zlab_config
 from mlflow.tracking import MlflowClient
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from jobs import bench, train
 from jobs.terminal import EXPERIMENTS, HOME_VARIABLE
 
 NAME = "small"
-LAYERS = (2, 3)
+LAYERS, SOURCE_LAYERS = (2, 3), (1, 3)
 ALL_LAYERS = (1, 2, 3)
 LENGTH, MOST = 8, 16
 HELD_OUT, TRAIN, TRANSFERRED = 4, 12, 2
@@ -88,6 +92,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "scorer": {
             "pair": "small",
             "layers": list(LAYERS),
+            "source_layers": list(SOURCE_LAYERS),
             "other_layers": [1],
             "other_sets": [["dflash"]],
             "train_limits": {"code": TRAIN},
@@ -196,7 +201,7 @@ def test_the_job_saves_a_scorer_with_what_it_is_for(trained: Trained) -> None:
     assert {file.name for file in trained.scorer.iterdir()} == {"scorer.json", "scorer.safetensors"}
     pair = load_experiment(trained.yaml, EXPERIMENTS).pairs["small"]
     manifest = scorer_of(pair.model_copy(update={"scorer": ScorerSpec(folder=str(trained.scorer))}))
-    assert (manifest.layers, manifest.block_length) == (LAYERS, LENGTH)
+    assert (manifest.layers, manifest.source_layers, manifest.block_length) == (LAYERS, SOURCE_LAYERS, LENGTH)
     assert manifest.target.precision == "float32"
     assert manifest.trained_on == {"code": TRAIN}
     (row,) = manifest.held_out
@@ -260,6 +265,7 @@ def test_evaluate_prints_every_variant_and_the_transfer(trained: Trained, evalua
         *((f"layer {layer}", "float32", n) for layer in ALL_LAYERS),
         ("without hidden state", "float32", n),
         ("without prior features", "float32", n),
+        ("without source states", "float32", n),
         ("seed 1", "float32", n),
         ("seed 2", "float32", n),
         ("scorer", "q4_0 float32", str(TRANSFERRED)),
@@ -363,6 +369,7 @@ class Asked(NamedTuple):
     known: int
     ranked: Ranked
     candidates: Sequence[Candidate]
+    features_NF: NDArray[np.float32]
 
 
 class _Noting(PriorRanker):
@@ -375,7 +382,8 @@ class _Noting(PriorRanker):
 
     def best(self, candidates: Sequence[Candidate], anchor: int) -> Ranked:
         found = self._ranker.best(candidates, anchor)
-        self.asked.append(Asked(*self.place, found, candidates))
+        features = self._ranker._features(set_arrays([candidates], len(candidates), LENGTH))
+        self.asked.append(Asked(*self.place, found, candidates, features[0]))
         return found
 
 
@@ -419,7 +427,9 @@ class Compared(NamedTuple):
         target = CausalLmTarget(self.live.runtime.model)
         for layer in self.scorer.manifest.layers:
             target.watch(layer)
-        ranker = _Noting(ScorerRanker(self.scorer, target.hidden_states))
+        layers, scale = self.scorer.manifest.source_layers, self.scorer.net.source_scale
+        text = TappedText(target.tap(layers), len(layers), scale)
+        ranker = _Noting(ScorerRanker(self.scorer, target.hidden_states, text.cosines))
         proposer = _Placed(ChoiceDrafter(self.live.sources(), ranker, Survival(0.0), block_length=8), ranker)
         traces = []
         for number, one in enumerate(self.recorded):
@@ -445,6 +455,8 @@ class Compared(NamedTuple):
             column = one.candidates.index(one.ranked.candidate)
             length = int(sets.lengths[row, column])
             assert tuple(sets.token_ids[row, column, :length].tolist()) == one.ranked.candidate.token_ids
+            features_NF = sets.features[row, : len(one.candidates)]
+            np.testing.assert_allclose(one.features_NF, features_NF, rtol=0, atol=_ROUNDING, err_msg=str(one))
             survivals_NL = self.survivals_PNL[row]
             np.testing.assert_allclose(
                 one.ranked.survival, survivals_NL[column, :length].numpy(), rtol=0, atol=_ROUNDING, err_msg=str(one)
@@ -466,6 +478,9 @@ def compared(trained: Trained, live: Live) -> Compared:
     embedding = live.runtime.input_embedding()
     scorer = load_scorer(trained.scorer, manifest, lambda token_ids: embedding[token_ids])
     examples = build_examples(recorded, live.sources(), MOST, LENGTH)
+    ids, layers = [one.request.request_id for one in recorded], manifest.source_layers
+    examples = compared_with_sources(examples, ids, folder.walk(layers), layers, scorer.net.source_scale)
+    assert examples.sets.own_ages.any()
     states = [np.concatenate([one.hidden_states[layer] for one in recorded]) for layer in manifest.layers]
     batch = batch_of(Dataset(examples, np.concatenate(states, axis=1)), np.arange(len(examples.anchors)))
     with torch.inference_mode():
@@ -520,6 +535,18 @@ def test_a_hidden_state_of_another_place_is_caught(
     monkeypatch.setattr(CausalLmTarget, "hidden_states", fault)
     asked, _ = compared.decode()
     with pytest.raises(AssertionError):  # other probabilities, or another choice
+        compared.assert_same(asked)
+
+
+@pytest.mark.parametrize("rows", [1, -1])
+def test_a_state_of_another_place_at_a_source_is_caught(
+    compared: Compared, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted faults: the states that a scorer compares are those of the tokens before, or after."""
+    read = Tap.read
+    monkeypatch.setattr(Tap, "read", lambda tap: read(tap).roll(rows, dims=0))
+    asked, _ = compared.decode()
+    with pytest.raises(AssertionError):
         compared.assert_same(asked)
 
 

@@ -79,12 +79,13 @@ class Compared(NamedTuple):
     noted: list[Noted]
 
 
-def union_scorer(target: TargetIdentity, pair: PairSpec) -> Scorer:
+def union_scorer(target: TargetIdentity, pair: PairSpec, source_layers: tuple[int, ...]) -> Scorer:
     """Random weights, large enough for drafts to be judged better and worse than candidates."""
     embedding_size = target.hidden_size
     manifest = ScorerManifest(
         target=target,
         layers=SCORER_LAYERS,
+        source_layers=source_layers,
         block_length=8,
         drafters={name: pair.drafters[name] for name in NAMES},
         embedding_size=embedding_size,
@@ -99,23 +100,30 @@ def union_scorer(target: TargetIdentity, pair: PairSpec) -> Scorer:
     return Scorer(net, manifest)
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
-    """Three short completions."""
+@pytest.fixture(scope="module", params=[(), (1, 3)], ids=["", "sources"])
+def compared(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Compared:
+    """Three short completions, by a scorer that reads the states at candidates' sources and by one that does not."""
     folder = tmp_path_factory.mktemp("pair")
     repo = write_repository(tmp_path_factory.mktemp("repo"), modules=20)
     task = PythonRepo(folder=str(repo), limit=3, max_new_tokens=12)
     runtime_spec, pair_spec = HfRuntimeSpec(threads=2), save_pair(folder)
-    save_scorer(folder / "scorer", union_scorer(HfRuntime(runtime_spec, pair_spec).identity, pair_spec))
+    save_scorer(folder / "scorer", union_scorer(HfRuntime(runtime_spec, pair_spec).identity, pair_spec, request.param))
     pair_spec = pair_spec.model_copy(update={"scorer": ScorerSpec(folder=str(folder / "scorer"))})
     pair = RecordedPair(folder / "recordings", runtime_spec, pair_spec)
     prompts = open_task(task).prompts(pair.opened.tokenizer, pair.opened.context_tokens)
     ids = tuple(request.request_id for request in prompts.requests)
     recording = pair.recording(task)
     recording.begin(
-        RecordingManifest(target=pair.opened.identity, task=task, layers=pair.layers, chunks=(ids,), request_ids=ids)
+        RecordingManifest(
+            target=pair.opened.identity,
+            task=task,
+            layers=pair.layers,
+            prompt_states=pair.prompt_states,
+            chunks=(ids,),
+            request_ids=ids,
+        )
     )
-    recording.add(0, pack(pair.opened.record(prompts.requests, pair.layers)))
+    recording.add(0, pack(pair.opened.record(prompts.requests, pair.layers, pair.prompt_states)))
     outputs = [(one.request, one.output_ids) for one in recording.read()]
     methods = [pair.longest_draft(name) for name in NAMES]
     for method, along in zip(methods, zip(*pair.opened.draft_along(outputs, methods), strict=True), strict=True):

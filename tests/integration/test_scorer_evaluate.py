@@ -10,11 +10,12 @@ import torch
 from choicespec.candidates.sets import Features
 from choicespec.recordings import Recorded
 from choicespec.records import Request
-from choicespec.scorer.corpus import Corpus, RecordedTask, SplitBy, functions
+from choicespec.scorer.corpus import Corpus, RecordedTask, SplitBy, compared_with_sources, functions
 from choicespec.scorer.evaluate import Comparison, compare, decode_path, expected_lengths
 from choicespec.scorer.examples import Examples
 from choicespec.scorer.fit import Dataset
 from choicespec.scorer.model import Batch, Reads, ScorerNet, Shape
+from choicespec.scorer.source_states import StateScale, cosines_along, num_source_features, source_features
 from choicespec.scorer.table import Variant, fit_variant, rows_of
 from choicespec.spec.training import FitSpec
 from hypothesis import given, settings
@@ -265,6 +266,31 @@ def test_layers_stand_side_by_side_in_the_order_asked_for() -> None:
     assert hidden_RH.shape == (21, 4)
     np.testing.assert_array_equal(hidden_RH[:, 0], hidden_RH[:, 2] + 64)
     assert CORPUS.test["code"].dataset([LAYER]).hidden_RH.tolist() == [[48, 48]] * 3
+
+
+def test_features_of_sources_are_each_requests_own() -> None:
+    """Fails if a recording's order, which is not the examples', brings one request's states to another, or if a variant
+    without sources still has their features."""
+    scale = StateScale(np.zeros(2, np.float32), np.ones(2, np.float32))
+    ids = [f"r{number}" for number in range(3)]
+    recorded = [
+        Recorded(
+            Request(name, (1, 1), 3), (1, 1, 1), "length", np.ones(3, np.float32), {4: states[1:]}, {4: states[:1]}
+        )
+        for name, states in zip(ids, np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float16), strict=True)
+    ]
+    examples = hand_made([[1, 0]] * 6, [[2, 1]] * 6, [0, 0, 1, 1, 2, 2])
+    ages = np.array([[1, 0]] * 6, np.int32)
+    examples = examples._replace(sets=examples.sets._replace(own_ages=ages))
+    with_them = compared_with_sources(examples, ids, reversed(recorded), (4,), scale)
+    known = examples.sets.features.shape[-1]
+    for number, one in enumerate(recorded):
+        own = examples.requests == number
+        expected = source_features(cosines_along(one, ages[own], (4,), scale), ages[own])
+        np.testing.assert_array_equal(with_them.sets.features[own][..., known:], expected)
+    task = RecordedTask(recorded, with_them)
+    assert task.dataset([4]).examples.sets.features.shape[-1] == known
+    assert task.dataset([4], sources=True).examples.sets.features.shape[-1] == known + num_source_features(1)
 
 
 def test_a_row_is_a_task_with_what_it_was_fitted_to() -> None:

@@ -11,10 +11,12 @@ import pytest
 import torch
 from choicespec.candidates.drafts import as_candidate
 from choicespec.candidates.sets import Candidate
+from choicespec.decoding.tap import Tap
 from choicespec.errors import ScorerError
 from choicespec.records import Proposal, TargetIdentity
 from choicespec.scorer.files import SHIPPED, Scorer, check_scorer, find_scorer, load_scorer, save_scorer
 from choicespec.scorer.ranker import ScorerRanker
+from choicespec.scorer.source_states import TappedText
 from choicespec.spec.pair import DrafterSpec, ScorerSpec
 from integration.small_scorers import EMBEDDING, HIDDEN, LENGTH, TARGET, VOCABULARY, embed, random_batch, small_scorer
 from safetensors.torch import load_file, save_file
@@ -75,6 +77,73 @@ def test_the_normalisation_is_part_of_the_weights(tmp_path: Path) -> None:
     saved.net.deviation_H.fill_(3.0)
     save_scorer(tmp_path, saved)
     torch.testing.assert_close(scores(read(tmp_path)), scores(saved), rtol=0, atol=0)
+
+
+SOURCE_LAYERS = (1, 3)
+COPIES = tuple(
+    Candidate((1, 2, 3), (2, 0, 0, 0), times=1, age_tokens=4, prior=1.0, survival=(0.5, 0.3, 0.2), own_age_tokens=age)
+    for age in (4, 7)
+)
+
+
+def tapped() -> Tap:
+    """Has taken in a text of a dozen tokens."""
+    tap = Tap(SOURCE_LAYERS)
+    tap.restart()
+    dice = torch.Generator().manual_seed(3)
+    tap.keep({layer: torch.randn(12, HIDDEN, generator=dice) for layer in SOURCE_LAYERS}, 12)
+    return tap
+
+
+def said(scorer: Scorer, tap: Tap | None, *candidates: Candidate) -> list[float]:
+    """What is expected of each candidate of a set."""
+    cosines = None
+    if tap is not None and scorer.manifest.source_layers:
+        cosines = TappedText(tap, len(SOURCE_LAYERS), scorer.net.source_scale).cosines
+    ranker = ScorerRanker(scorer, lambda layer: torch.linspace(-1, 1, HIDDEN), cosines)
+    return [sum(ranked.survival) for ranked in ranker.every(candidates, 9)]
+
+
+def test_states_at_sources_are_read_as_they_were_saved(tmp_path: Path) -> None:
+    """Fails if the scale of the states is lost, or if what is compared does not reach the choice."""
+    saved = small_scorer(source_layers=SOURCE_LAYERS)
+    saved.net.source_mean_S.fill_(0.5)
+    saved.net.source_deviation_S.copy_(torch.linspace(0.5, 3, 2 * HIDDEN))
+    save_scorer(tmp_path, saved)
+    found = read(tmp_path)
+    assert found.manifest == saved.manifest
+    expected = said(saved, tapped(), *COPIES)
+    assert said(found, tapped(), *COPIES) == pytest.approx(expected)
+    assert said(small_scorer(source_layers=SOURCE_LAYERS), tapped(), *COPIES) != pytest.approx(expected)
+    assert expected[0] != pytest.approx(expected[1])
+
+
+def test_without_a_tap_candidates_have_no_source() -> None:
+    """Fails if a runtime that does not keep a text's states cannot rank, or ranks by states that are not there."""
+    scorer = small_scorer(source_layers=SOURCE_LAYERS)
+    elsewhere = [candidate._replace(own_age_tokens=0) for candidate in COPIES]
+    assert said(scorer, None, *COPIES) == pytest.approx(said(scorer, tapped(), *elsewhere))
+    assert said(scorer, None, *COPIES) != pytest.approx(said(scorer, tapped(), *COPIES))
+
+
+def test_a_scorer_of_before_reads_no_sources(folder: Path) -> None:
+    """Fails if a description that says nothing of sources, as those that ship, is refused or read otherwise."""
+    content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    for field in ("source_layers", "source_offsets"):
+        del content[field]
+    (folder / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
+    found = read(folder)
+    assert found.manifest == small_scorer().manifest
+    torch.testing.assert_close(scores(found), scores(small_scorer()), rtol=0, atol=0)
+    assert said(found, tapped(), *COPIES) == pytest.approx(said(found, None, *COPIES))
+
+
+@pytest.mark.parametrize(("field", "value"), [("source_layers", [1, 9]), ("source_offsets", [0, 1])])
+def test_other_states_at_sources_are_refused(tmp_path: Path, field: str, value: list[int]) -> None:
+    """Fails if a layer that the target lacks, or states of other tokens, meet the network in the middle of a decode."""
+    save_scorer(tmp_path, small_scorer(source_layers=SOURCE_LAYERS))
+    edit(tmp_path, **{field: value})
+    assert TRAIN in refused(tmp_path, transfer=True)
 
 
 def test_the_targets_embedding_is_no_part_of_it(folder: Path) -> None:

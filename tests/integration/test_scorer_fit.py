@@ -52,6 +52,7 @@ def toy(positions: int, seed: int, by_features: bool = False) -> Dataset:
         prior.astype(np.float32),
         features.astype(np.float32),
         np.full((positions, 2), _HALF, np.int8),
+        np.zeros((positions, 2), np.int32),
     )
     accepted = np.where(right, _HALF, 0).astype(np.int8)
     anchors, rows = np.zeros(positions, np.int32), np.arange(positions)

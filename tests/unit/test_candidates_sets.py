@@ -67,6 +67,28 @@ def test_the_best_match_of_each_continuation_is_known(text: list[int], outputs: 
         assert candidate.times <= sum(length > 0 for length in own + others)
 
 
+@given(TEXTS, DOCUMENTS, LENGTHS)
+def test_a_candidate_of_the_own_text_is_where_it_says(text: list[int], outputs: list[list[int]], length: int) -> None:
+    """Fails if the text at a candidate's place goes on otherwise, periodically where it ends, if nothing there is like
+    what comes before, or if a place is said of one that is found elsewhere only."""
+    sets = CandidateSets(length, 100, outputs=store(outputs))
+    sets.begin(text)
+    for candidate in sets.candidates(text):
+        assert (candidate.own_age_tokens > 0) == (candidate.matches[0] > 0)
+        if candidate.own_age_tokens:
+            place = len(text) - candidate.own_age_tokens
+            assert _goes_on(text[place:], length) == candidate.token_ids
+            assert 0 < common_suffix(text[:place], text) <= candidate.matches[0]
+
+
+def test_of_several_places_the_heaviest_vote_is_named() -> None:
+    """Fails if the latest place is taken for the one that says most, which more of the text leads to."""
+    sets = CandidateSets(1)
+    sets.begin([1, 2, 7, 3, 2, 7, 1, 2])
+    [first] = [candidate for candidate in sets.candidates([1, 2, 7, 3, 2, 7, 1, 2]) if candidate.token_ids == (7,)]
+    assert (first.age_tokens, first.own_age_tokens) == (3, 6)
+
+
 @given(TEXTS, st.integers(0, 60), DOCUMENTS, LENGTHS)
 def test_step_by_step_equals_from_scratch(
     text: list[int], prompt_tokens: int, outputs: list[list[int]], length: int

@@ -111,6 +111,29 @@ def test_reading_gives_the_tasks_order(tmp_path: Path) -> None:
     assert_equal(folder.read(), [one(request_id) for request_id in ORDER])
 
 
+def test_a_walk_gives_the_prompts_states_of_some_layers(tmp_path: Path) -> None:
+    """Fails if a reader of one layer's states at the prompts must hold all, or is given another request's; and if a
+    recording without them is taken for one."""
+    made = {}
+    for number, request_id in enumerate(ORDER):
+        found = one(request_id)
+        shape = (len(found.request.prompt_ids) - 1, HIDDEN)
+        states = {layer: np.full(shape, 10 * number + layer, np.float16) for layer in LAYERS}
+        made[request_id] = found._replace(prompt_states=states)
+    folder = RecordingFolder(tmp_path / "with")
+    for index in folder.begin(MANIFEST.model_copy(update={"prompt_states": True})):
+        folder.add(index, pack([made[request_id] for request_id in CHUNKS[index]]))
+    walked = list(folder.walk((11,)))
+    assert sorted(one.request.request_id for one in walked) == sorted(ORDER)
+    for found in walked:
+        expected = made[found.request.request_id]
+        assert list(found.hidden_states) == list(found.prompt_states) == [11]
+        np.testing.assert_array_equal(found.prompt_states[11], expected.prompt_states[11], strict=True)
+        np.testing.assert_array_equal(found.hidden_states[11], expected.hidden_states[11], strict=True)
+    with pytest.raises(RecordingError, match="prompt_states"):
+        list(complete(tmp_path / "without").walk((11,)))
+
+
 def test_a_recording_goes_on_with_the_chunks_that_are_missing(tmp_path: Path) -> None:
     """Fails if what was recorded is recorded again, or if a chunk that was half written when a job was killed counts
     as one."""

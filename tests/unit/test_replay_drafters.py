@@ -112,7 +112,7 @@ class JudgingRanking:
     def best(self, selection: Selection, block_length: int) -> list[Drafts]:
         return self._ranking.best("prior", block_length)
 
-    def every(self, selection: Selection, block_length: int) -> EveryCandidate:
+    def every(self, selection: Selection, block_length: int) -> Sequence[EveryCandidate]:
         return self._ranking.every("prior", block_length)
 
     def judged(self, drafter: str, drafted: Drafted, block_length: int) -> list[list[float]] | None:

@@ -185,6 +185,24 @@ def test_variants_differ_from_the_scorer_in_what_they_are_named_for() -> None:
         assert {named_for[name] for name in named_for if variant.name.startswith(name)} == changed
 
 
+def test_states_at_sources_are_blanked_where_the_hidden_state_is() -> None:
+    """Fails if an ablation that is to read no hidden state still reads some, if there is no row that reads the others
+    alone, or if layers that are read for this have rows as if a scorer read nothing else."""
+    training = TRAINING.model_copy(update={"source_layers": (4, 24)})
+    main, *others = variants(training, {})
+    assert main.source_layers == (4, 24)
+    by_name = {variant.name: variant for variant in others}
+    assert by_name["without source states"] == main.model_copy(
+        update={"name": "without source states", "source_layers": ()}
+    )
+    assert by_name["without hidden state"].source_layers == by_name["without prior features"].source_layers == ()
+    assert "without source states" not in {variant.name for variant in variants(TRAINING, {})}
+    assert "layer 4" not in by_name
+    assert training.recorded_layers == (4, 8, 24, 30)
+    assert "source_layers" not in next(variants(TRAINING, {})).model_dump(), "or rows made before are made again"
+    assert counterpart(row(by_name["without source states"]), NUM_LAYERS) is None
+
+
 @pytest.mark.parametrize(("layers", "others"), [((24,), (8, 30)), ((24, 30), (8,))])
 def test_each_recorded_layer_has_a_row_of_its_own(layers: tuple[int, ...], others: tuple[int, ...]) -> None:
     """Fails if a layer that a scorer reads beside others is never judged alone, or a scorer of one layer twice."""

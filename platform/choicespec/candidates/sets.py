@@ -32,6 +32,7 @@ TEMPER = 0.2
 DOUBT = 1.0
 HOLD = 0.9
 
+_OWN = SOURCE_NAMES.index("prompt")
 _MOST_OCCURRENCES = 8  # of each part of a source
 MOST_VOTES = 24  # twice as many are no better
 _WEIGHTS = np.append(0.0, MATCH_BASE ** np.arange(1, MOST_MATCH_TOKENS + 1))  # by match length
@@ -73,6 +74,8 @@ class Candidate(NamedTuple):
         prior: the expected accepted length.
         survival: the probability of each prefix, shortest first.
         drafter: what the pair calls the drafter whose draft it is; None for a finite one.
+        own_age_tokens: from where it begins in the request's own text, by its heaviest vote there, to that text's end;
+            0 where it is found elsewhere only.
     """
 
     token_ids: tuple[int, ...]
@@ -82,6 +85,7 @@ class Candidate(NamedTuple):
     prior: float
     survival: tuple[float, ...]
     drafter: str | None = None
+    own_age_tokens: int = 0
 
     @property
     def match_length(self) -> int:
@@ -239,6 +243,7 @@ def _candidate(votes: Votes, same: list[int], prior: float, survival: tuple[floa
         age_tokens=min([votes.ages_tokens[vote] for vote in same]),
         prior=prior,
         survival=survival,
+        own_age_tokens=next((votes.ages_tokens[vote] for vote in same if votes.sources[vote] == _OWN), 0),
     )
 
 

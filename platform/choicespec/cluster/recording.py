@@ -94,7 +94,7 @@ def draft(
     files = {method: file for method, file in files.items() if file.load() is None}
     if not files:
         return
-    outputs = [(one.request, one.output_ids) for one in wanted.folder.read()]
+    outputs = [(one.request, one.output_ids) for one in wanted.folder.read(())]
     chunks = [outputs[start : start + batch_size] for start in range(0, len(outputs), batch_size)]
     missing = [index for index in range(len(chunks)) if any(file.load_chunk(index) is None for file in files.values())]
     pending = {_submit(wanted, _draft_chunk, chunks[index], list(files)): index for index in missing}

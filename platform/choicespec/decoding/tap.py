@@ -1,4 +1,4 @@
-"""Hidden states for drafters, which read more than the last position's.
+"""Hidden states for drafters and scorers that read more than the last position's.
 
 Shapes: T tokens, H hidden size, F the hidden states of a tap's layers side by side.
 """
@@ -16,15 +16,25 @@ class Tap:
 
     Args:
         layers: counted from 1, in the order that the drafter wants.
+
+    Attributes:
+        texts: how many prompts the target has begun, by which a reader that keeps what it has read knows a new one.
     """
 
     def __init__(self, layers: Sequence[int]) -> None:
         self._layers = tuple(layers)
         self._unread: list[list[torch.Tensor]] = []
+        self.texts = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is anything to read."""
+        return bool(self._unread)
 
     def restart(self) -> None:
         """Forget what was not read of the last request."""
         self._unread = []
+        self.texts += 1
 
     def keep(self, hidden_TH: Mapping[int, torch.Tensor], num_tokens: int) -> None:
         """Hold the first ``num_tokens`` positions of the target's last pass, the states of each layer given."""

@@ -24,7 +24,7 @@ class Ranks(Protocol):
         """See ``Ranking.best``."""
         ...
 
-    def every(self, selection: Selection, block_length: int) -> EveryCandidate:
+    def every(self, selection: Selection, block_length: int) -> Sequence[EveryCandidate]:
         """See ``Ranking.every``."""
         ...
 
@@ -54,7 +54,7 @@ class RecordedDrafts:
         self.proposals, self._ranking, self.warm_up = proposals, ranking, warm_up
         self._drafted = drafted or {}
         self._ranked: dict[tuple[Selection, int], Sequence[Drafts]] = {}
-        self._every: dict[tuple[Selection, int], EveryCandidate] = {}
+        self._every: dict[tuple[Selection, int], Sequence[EveryCandidate]] = {}
         self._judged: dict[tuple[str, int], Sequence[Sequence[float]] | None] = {}
 
     def of(self, method: MethodSpec) -> Drafts:
@@ -105,7 +105,7 @@ class RecordedDrafts:
         key = method.selection, method.block_length
         if key not in self._every:
             self._every[key] = self._ranking.every(*key)
-        return self._every[key]
+        return self._every[key][min(method.num_candidates, MOST_VOTES) - 1]
 
     def judged(self, method: MethodSpec, drafter: str, drafted: Drafted) -> Sequence[Sequence[float]] | None:
         """What a method's scorer says of a drafter's drafts, of which this recording may hold the first; None where it

@@ -50,11 +50,20 @@ class RecordedPair:
     @property
     def layers(self) -> tuple[int, ...]:
         """The decoder layers that are recorded: those that the scorer reads."""
-        return self.scorer.layers if self.scorer is not None else ()
+        if self.scorer is None:
+            return ()
+        return tuple(dict.fromkeys((*self.scorer.layers, *self.scorer.source_layers)))
+
+    @property
+    def prompt_states(self) -> bool:
+        """Whether the prompts' states are recorded too: where the scorer reads those at a candidate's source."""
+        return self.scorer is not None and bool(self.scorer.source_layers)
 
     def recording(self, task: TaskSpec) -> RecordingFolder:
         """The folder of a task's recording, whether it is there or not."""
-        what = (self.pair.target.model_dump_json(), task.model_dump_json(), str(self.layers))
+        what = [self.pair.target.model_dump_json(), task.model_dump_json(), str(self.layers)]
+        if self.prompt_states:  # recordings without them keep the place that they have
+            what.append("prompt_states")
         return RecordingFolder(self._folder / f"{task.kind}-{task.split}-{_digest(*what)}")
 
     @property
@@ -81,7 +90,7 @@ class RecordedPair:
         kept = load_proposals(folder.path, manifest)
         if kept is not None:
             return kept
-        proposals = self._collect(task, folder.read())
+        proposals = self._collect(task, folder.read(()))
         save_proposals(folder.path, manifest, proposals)
         return proposals
 
@@ -127,7 +136,12 @@ class RecordedPair:
         request = warm_up(first.request)
         count = len(first.output_ids[: request.max_new_tokens])
         states = {layer: found[:count] for layer, found in first.hidden_states.items()}
-        recorded = Recorded(request, first.output_ids[:count], first.finish_reason, first.margins[:count], states)
+        recorded = first._replace(
+            request=request,
+            output_ids=first.output_ids[:count],
+            margins=first.margins[:count],
+            hidden_states=states,
+        )
         proposals = self._collect(task, [recorded])
         return RecordedDrafts(proposals, Ranking(proposals, [recorded], self._load_scorer))
 

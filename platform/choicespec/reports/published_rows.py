@@ -143,7 +143,7 @@ def scorer_counterparts(experiment: ExperimentSpec) -> tuple[PublishedScorerRow,
     ]
     made = {(_hidden(training.layers), candidates) for _, candidates in sets}
     made |= {("bf16", candidates) for _, candidates in sets}
-    made |= {(_hidden((layer,)), "finite") for layer in training.recorded_layers}
+    made |= {(_hidden((layer,)), "finite") for layer in training.judged_layers}
     for pair in (experiment.pairs[name] for name in training.transfer):
         hidden = f"{str(pair.target.quantization).upper()}, scorer trained on bf16"
         made |= {(hidden, candidates) for drafters, candidates in sets if {*drafters} <= {*pair.drafters}}

@@ -16,7 +16,11 @@ _EARLIER = (0.7, 0.9)  # of the depth: what three quarters is compared with
 def counterpart(row: Row, num_layers: int) -> PublishedScorerRow | None:
     """The published row that a row of ours corresponds to; None where nothing like it was published."""
     variant = row.variant
-    if variant.split_by != "prompt" or not (variant.hidden_states and variant.prior) or variant.name.startswith("seed"):
+    if (
+        variant.split_by != "prompt"
+        or not (variant.hidden_states and variant.prior)
+        or variant.name.startswith(("seed", "without"))
+    ):
         return None
     wanted = _code_row(row) if row.task == "python_repo" else _tool_call_row(row, max(variant.layers) / num_layers)
     candidates = scorer_candidates(variant.drafters.values())

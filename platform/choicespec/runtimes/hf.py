@@ -47,6 +47,7 @@ from choicespec.runtimes.pair_parts import (
 from choicespec.runtimes.quantized import loading_settings, round_weights
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
+from choicespec.scorer.source_states import TappedText
 from choicespec.spec.method import (
     ONLY_REPLAYED,
     Choice,
@@ -322,7 +323,11 @@ class HfRuntime:
         manifest = check_scorer(folder, self.identity, spec.transfer)
         for layer in manifest.layers:
             self._target.watch(layer)
-        return ScorerRanker(load_scorer(folder, manifest, self._embed), self._target.hidden_states)
+        scorer = load_scorer(folder, manifest, self._embed)
+        cosines, layers = None, manifest.source_layers
+        if layers:
+            cosines = TappedText(self._target.tap(layers), len(layers), scorer.net.source_scale).cosines
+        return ScorerRanker(scorer, self._target.hidden_states, cosines)
 
     def _drafter(self, method: Draft) -> Proposer:
         """One of the pair's drafters on this target; methods with other k share its weights.

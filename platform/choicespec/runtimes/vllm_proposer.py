@@ -25,6 +25,7 @@ from choicespec.runtimes.vllm_drafter import NOTHING, VllmDrafter
 from choicespec.runtimes.vllm_methods import SETTINGS
 from choicespec.runtimes.vllm_steps import Drafted
 from choicespec.runtimes.vllm_target import loses_state
+from choicespec.runtimes.vllm_texts import VllmTexts
 from choicespec.scorer.files import check_scorer, find_scorer, load_scorer
 from choicespec.scorer.ranker import ScorerRanker
 from choicespec.spec.method import Choice, MethodSpec
@@ -71,6 +72,7 @@ class ChoiceProposer:
         self._costs: BatchCosts | None = None
         self._ranker: ScorerRanker | None = None
         self._states_TH: dict[int, torch.Tensor] = {}
+        self._texts: VllmTexts | None = None  # where the scorer reads the states at candidates' sources
         self._row = 0  # of the states: the last token before the anchor, of the request that is proposed for
         self._live: dict[str, _Live] = {}
         self.use_repository(())
@@ -90,11 +92,16 @@ class ChoiceProposer:
         embedding = input_embedding(checkpoint, target.revision).to(self._model_config.dtype)
         layers = _decoder_layers(model)
         shape = (self._most_tokens, identity.hidden_size)
-        for layer in manifest.layers:
+        for layer in {*manifest.layers, *manifest.source_layers}:
             self._states_TH[layer] = torch.zeros(shape, dtype=self._model_config.dtype, device=_device(model))
             layers[layer - 1].register_forward_hook(_keep(self._states_TH[layer]))
         scorer = load_scorer(folder, manifest, lambda token_ids: embedding[token_ids].float())
-        self._ranker = ScorerRanker(scorer, lambda layer: self._states_TH[layer][self._row])
+        if manifest.source_layers:
+            self._texts = VllmTexts(
+                [self._states_TH[layer] for layer in manifest.source_layers], scorer.net.source_scale
+            )
+        cosines = self._texts.cosines if self._texts is not None else None
+        self._ranker = ScorerRanker(scorer, lambda layer: self._states_TH[layer][self._row], cosines)
 
     def attach(self, runner: Any) -> None:
         """Know the model runner, which knows the requests behind the batch's rows."""
@@ -157,6 +164,8 @@ class ChoiceProposer:
     ) -> list[list[int]]:
         for gone in self._live.keys() - self._runner.requests.keys():
             del self._live[gone]  # aborted; a request that was preempted is still there
+        if self._texts is not None:
+            self._texts.take_in(self._runner)
         if self._costs is not None:
             self._costs.requests = max(1, sum(1 for tokens in settled if tokens))
         drafts = []
@@ -184,6 +193,8 @@ class ChoiceProposer:
             return []  # the output ends here
         batch, starts = self._runner.input_batch, self._runner.query_start_loc.np
         self._row = int(starts[row] + len(live.token_ids) - 2 - batch.num_computed_tokens_cpu[row])
+        if self._texts is not None:
+            self._texts.asked = (request_id, len(live.token_ids))
         draft = live.drafter.propose(live.token_ids, min(left - 1, self._most)) if left > 1 else NOTHING
         missing = self._fewest - len(draft.token_ids)
         live.drafted = Drafted(draft.source or (_GUARD if missing > 0 else ""), (perf_counter() - started) * 1e3)

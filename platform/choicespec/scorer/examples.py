@@ -1,7 +1,8 @@
 """Candidate sets along recorded outputs, as arrays: what a scorer learns from and is judged by.
 
-Shapes: P positions, N candidates of a set, L tokens of a candidate, F features: the prior's, and one a drafter. Columns
-without a candidate, and tokens that a candidate does not have, are padding: ``lengths`` tells.
+Shapes: P positions, N candidates of a set, L tokens of a candidate, F features: the prior's, one a drafter, and perhaps
+those of ``source_states``. Columns without a candidate, and tokens that a candidate does not have, are padding:
+``lengths`` tells.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,12 +33,14 @@ class SetArrays(NamedTuple):
         survivals: (P, N, L) natural logarithm of the prior's probability of each prefix; 0 in padding.
         features: (P, N, F) what the prior knows, on scales near 1, and 1 at the drafter whose draft a candidate is.
         lengths: (P, N) tokens of each candidate; 0 is padding.
+        own_ages: (P, N) see ``Candidate.own_age_tokens``; 0 in padding.
     """
 
     token_ids: NDArray[np.int32]
     survivals: NDArray[np.float32]
     features: NDArray[np.float32]
     lengths: NDArray[np.int8]
+    own_ages: NDArray[np.int32]
 
     @property
     def best_prior(self) -> NDArray[np.int64]:
@@ -85,6 +88,7 @@ def set_arrays(
     survivals = np.zeros(shape, np.float32)
     features = np.zeros((*shape[:2], _FEATURES + len(drafters)), np.float32)
     lengths = np.zeros(shape[:2], np.int8)
+    own_ages = np.zeros(shape[:2], np.int32)
     for row, candidates in enumerate(sets):
         for column, candidate in enumerate(candidates):
             if candidate is None:
@@ -97,7 +101,8 @@ def set_arrays(
                 *(float(candidate.drafter == name) for name in drafters),
             ]
             lengths[row, column] = length
-    return SetArrays(token_ids, survivals, features, lengths)
+            own_ages[row, column] = candidate.own_age_tokens
+    return SetArrays(token_ids, survivals, features, lengths, own_ages)
 
 
 def build_examples(
@@ -144,25 +149,30 @@ def build_examples(
     )
 
 
-def with_drafts_of(examples: Examples, known: Sequence[str], wanted: Sequence[str]) -> Examples:
+def with_sources(examples: Examples, sources_PNF: NDArray[np.float32]) -> Examples:
+    """The sets with the features of ``source_states`` behind the others."""
+    features = np.concatenate([examples.sets.features, sources_PNF], axis=-1)
+    return examples._replace(sets=examples.sets._replace(features=features))
+
+
+def with_drafts_of(examples: Examples, known: Sequence[str], wanted: Sequence[str], sources: bool = False) -> Examples:
     """The sets with the drafts of some drafters only, as if there were no others.
 
     Args:
         examples: of all drafters.
         known: all drafters, in the order of their columns and features.
         wanted: those whose drafts stay, in the order that their columns and features get.
+        sources: whether the features of ``with_sources`` stay.
     """
     sets = examples.sets
     places = [known.index(name) for name in wanted]
     finite = sets.lengths.shape[1] - len(known)
     columns = [*range(finite), *(finite + place for place in places)]
     features = [*range(_FEATURES), *(_FEATURES + place for place in places)]
-    kept = SetArrays(
-        sets.token_ids[:, columns],
-        sets.survivals[:, columns],
-        sets.features[:, columns][..., features],
-        sets.lengths[:, columns],
-    )
+    if sources:
+        features += range(_FEATURES + len(known), sets.features.shape[-1])
+    kept = SetArrays._make(array[:, columns] for array in sets)
+    kept = kept._replace(features=kept.features[..., features])
     return examples._replace(sets=kept, accepted=examples.accepted[:, columns])
 
 

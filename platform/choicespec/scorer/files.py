@@ -16,6 +16,7 @@ from choicespec.candidates.sets import Features
 from choicespec.errors import ScorerError
 from choicespec.records import TargetIdentity
 from choicespec.scorer.model import Embed, ScorerNet, Shape
+from choicespec.scorer.source_states import OFFSETS, num_source_features
 from choicespec.scorer.table import Row
 from choicespec.spec.frozen import Frozen
 from choicespec.spec.pair import SCORER_WEIGHTS, DrafterSpec, ScorerSpec
@@ -36,6 +37,8 @@ class ScorerManifest(Frozen):
         block_length: the most tokens of a candidate.
         features: the names of what it reads of the prior.
         drafters: those whose drafts it judges, in the order of the features that say whose a candidate is.
+        source_layers: the decoder layers whose states here it compares with those at a candidate's source.
+        source_offsets: the tokens whose states are compared, see ``source_states``.
         embedding_size, width: of its layers.
         trained_on: for each task, the prompts.
         held_out: what it was saved with: its figures on prompts that it was not trained on, a row a task.
@@ -47,6 +50,8 @@ class ScorerManifest(Frozen):
     block_length: Count
     features: tuple[str, ...] = Features._fields
     drafters: dict[str, DrafterSpec] = {}  # noqa: RUF012  (a field's default)
+    source_layers: tuple[Count, ...] = ()
+    source_offsets: tuple[int, ...] = OFFSETS
     embedding_size: Count
     width: Count
     trained_on: dict[str, int]
@@ -56,8 +61,16 @@ class ScorerManifest(Frozen):
     def shape(self) -> Shape:
         """Of the network."""
         hidden_size = self.target.hidden_size * len(self.layers)
-        num_features = len(self.features) + len(self.drafters)
-        return Shape(hidden_size, self.embedding_size, num_features, self.block_length, self.width)
+        num_features = len(self.features) + len(self.drafters) + num_source_features(len(self.source_layers))
+        source_size = self.target.hidden_size * len(self.source_layers)
+        return Shape(
+            hidden_size,
+            self.embedding_size,
+            num_features,
+            self.block_length,
+            self.width,
+            source_size=source_size,
+        )
 
     def draft_refusal(self, drafters: Mapping[str, DrafterSpec], transfer: bool) -> str | None:
         """Why it cannot judge the drafts of these drafters, or None; one that was trained beside none judges no drafts,
@@ -133,11 +146,14 @@ def check_scorer(folder: Path, target: TargetIdentity, transfer: bool) -> Scorer
     trained = manifest.target
     if trained.tokenizer != target.tokenizer:
         _refuse(folder, "tokenizer", trained.tokenizer, target.tokenizer)
-    if trained.hidden_size != target.hidden_size or max(manifest.layers) > target.num_layers:
-        own, other = f"{trained.hidden_size}, {manifest.layers}", f"{target.hidden_size}, {target.num_layers} layers"
+    layers = manifest.layers + manifest.source_layers
+    if trained.hidden_size != target.hidden_size or max(layers) > target.num_layers:
+        own, other = f"{trained.hidden_size}, {layers}", f"{target.hidden_size}, {target.num_layers} layers"
         _refuse(folder, "hidden size and layers", own, other)
     if manifest.features != Features._fields:
         _refuse(folder, "features of the prior", ", ".join(manifest.features), ", ".join(Features._fields))
+    if manifest.source_layers and manifest.source_offsets != OFFSETS:
+        _refuse(folder, "states at offsets", str(manifest.source_offsets), str(OFFSETS))
     for name in ("weights", "precision"):
         own, other = getattr(trained, name), getattr(target, name)
         if own != other and not transfer:

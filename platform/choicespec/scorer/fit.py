@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from choicespec.errors import ScorerError
 from choicespec.scorer.examples import Examples, SetArrays
 from choicespec.scorer.model import Batch, Embed, Reads, ScorerNet, Shape, survivals
+from choicespec.scorer.source_states import StateScale
 from choicespec.spec.training import FitSpec
 
 _SHARPNESS = 2.0  # of the choice that the listwise loss looks at, in accepted tokens
@@ -65,6 +66,7 @@ def fit(
     reads: Reads,
     spec: FitSpec,
     on_epoch: Callable[[int, float], None],
+    scale: StateScale | None = None,
 ) -> ScorerNet:
     """Fit a network.
 
@@ -74,13 +76,14 @@ def fit(
         reads: what the network looks at.
         spec: how long, how fast, from which seed.
         on_epoch: called with the number of epochs done and the last one's mean loss.
+        scale: what the dataset's features of sources were made with, which the network keeps; None where it has none.
 
     Raises:
         ScorerError: no position has a candidate.
     """
     torch.manual_seed(spec.seed)
     order = np.random.default_rng(spec.seed)
-    net = ScorerNet(_shape(dataset, embed), embed, reads)
+    net = ScorerNet(_shape(dataset, embed, scale), embed, reads)
     there = dataset.examples.sets.any_candidate
     set_aside = dataset.examples.requests % _CALIBRATION_EVERY == 0
     positions = np.flatnonzero(there & ~set_aside)
@@ -92,6 +95,9 @@ def fit(
     read_RH = dataset.hidden_RH[dataset.examples.rows].astype(np.float32)
     net.mean_H.copy_(torch.from_numpy(read_RH.mean(axis=0)))
     net.deviation_H.copy_(torch.from_numpy(read_RH.std(axis=0) + _LEAST_DEVIATION))
+    if scale is not None:
+        net.source_mean_S.copy_(torch.from_numpy(scale.mean_S))
+        net.source_deviation_S.copy_(torch.from_numpy(scale.deviation_S))
     count = max(1, len(positions) // spec.batch_size)
     optimizer = torch.optim.AdamW(net.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -113,10 +119,15 @@ def fit(
     return net
 
 
-def _shape(dataset: Dataset, embed: Embed) -> Shape:
-    embedding_size = embed(torch.zeros(1, dtype=torch.long)).shape[-1]
+def _shape(dataset: Dataset, embed: Embed, scale: StateScale | None) -> Shape:
     sets = dataset.examples.sets
-    return Shape(dataset.hidden_RH.shape[1], embedding_size, sets.features.shape[-1], sets.token_ids.shape[-1])
+    return Shape(
+        hidden_size=dataset.hidden_RH.shape[1],
+        embedding_size=embed(torch.zeros(1, dtype=torch.long)).shape[-1],
+        num_features=sets.features.shape[-1],
+        block_length=sets.token_ids.shape[-1],
+        source_size=len(scale.mean_S) if scale is not None else 0,
+    )
 
 
 def _calibrate(net: ScorerNet, dataset: Dataset, positions: NDArray[np.int64]) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, layer_norm, logsigmoid
 
+from choicespec.scorer.source_states import StateScale
+
 Embed = Callable[[torch.Tensor], torch.Tensor]  # token ids (...,) to the target's input embeddings (..., E)
 
 
@@ -24,6 +26,8 @@ class Shape(NamedTuple):
         block_length: the most tokens of a candidate.
         width: D, of the space in which hidden state and tokens meet.
         feature_width: of the layers that read the prior's features.
+        source_size: numbers of the hidden states of all layers that are compared with a candidate's source; their
+            cosines are among the features.
     """
 
     hidden_size: int
@@ -32,6 +36,7 @@ class Shape(NamedTuple):
     block_length: int
     width: int = 64
     feature_width: int = 48
+    source_size: int = 0
 
 
 class Reads(NamedTuple):
@@ -69,6 +74,8 @@ class ScorerNet(nn.Module):
     deviation_H: torch.Tensor
     scale: torch.Tensor  # with the shift, makes the logits probabilities
     shift: torch.Tensor
+    source_mean_S: torch.Tensor
+    source_deviation_S: torch.Tensor
 
     def __init__(self, shape: Shape, embed: Embed, reads: Reads = Reads()) -> None:  # noqa: B008  (immutable)
         super().__init__()
@@ -78,10 +85,18 @@ class ScorerNet(nn.Module):
         self.register_buffer("deviation_H", torch.ones(shape.hidden_size))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("shift", torch.zeros(()))
+        if shape.source_size:  # others are stored without
+            self.register_buffer("source_mean_S", torch.zeros(shape.source_size))
+            self.register_buffer("source_deviation_S", torch.ones(shape.source_size))
         self.state_query = nn.Linear(shape.hidden_size, shape.width)
         self.anchor_query = nn.Linear(shape.embedding_size, shape.width, bias=False)
         self.token = nn.Linear(shape.embedding_size, shape.width, bias=False)
         self.prior = _PriorLogits(shape)
+
+    @property
+    def source_scale(self) -> StateScale:
+        """What the features of sources that it was fitted to were made with; only where it reads any."""
+        return StateScale(self.source_mean_S.numpy(), self.source_deviation_S.numpy())
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """(P, N, L) logits; those of padding mean nothing."""

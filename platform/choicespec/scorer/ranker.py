@@ -5,13 +5,15 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from choicespec.candidates.drafts import as_candidate
 from choicespec.candidates.sets import Candidate, Ranked
 from choicespec.records import Proposal
-from choicespec.scorer.examples import set_arrays
+from choicespec.scorer.examples import SetArrays, set_arrays
 from choicespec.scorer.files import Scorer
 from choicespec.scorer.model import Batch, survivals
+from choicespec.scorer.source_states import OFFSETS, Cosines, source_features
 
 
 class ScorerRanker:
@@ -20,11 +22,17 @@ class ScorerRanker:
     Args:
         scorer: of the pair.
         hidden_state: reads the output of a decoder layer at the token before the anchor, (H,) each.
+        cosines: of the text that is decoded, by the candidates' ages, see ``cosines_at``. None where the scorer has no
+            source layers, or where nobody keeps the states of a text: candidates are then ranked as ones that have no
+            source there.
     """
 
-    def __init__(self, scorer: Scorer, hidden_state: Callable[[int], torch.Tensor]) -> None:
+    def __init__(
+        self, scorer: Scorer, hidden_state: Callable[[int], torch.Tensor], cosines: Cosines | None = None
+    ) -> None:
         self._net, self._manifest = scorer
         self._hidden_state = hidden_state
+        self._cosines = cosines
 
     def best(self, candidates: Sequence[Candidate], anchor: int) -> Ranked:
         """See ``Ranker.best``."""
@@ -47,15 +55,26 @@ class ScorerRanker:
             torch.tensor([anchor]),
             torch.from_numpy(sets.token_ids.astype(np.int64)),
             torch.from_numpy(sets.survivals),
-            torch.from_numpy(sets.features),
+            torch.from_numpy(self._features(sets)),
             torch.from_numpy(sets.lengths.astype(np.int64)),
         )
         with torch.inference_mode():
             return survivals(self._net(batch), batch.lengths_PN)[0]
 
+    def _features(self, sets: SetArrays) -> NDArray[np.float32]:
+        """(1, N, F) with those of the candidates' sources, where the scorer reads them."""
+        layers = len(self._manifest.source_layers)
+        if not layers:
+            return sets.features
+        ages_N = sets.own_ages[0] if self._cosines is not None else np.zeros_like(sets.own_ages[0])
+        cosines_NC = np.zeros((len(ages_N), layers * len(OFFSETS)), np.float32)
+        if self._cosines is not None and ages_N.any():
+            cosines_NC = self._cosines(ages_N)
+        return np.concatenate([sets.features, source_features(cosines_NC[None], ages_N[None])], axis=-1)
+
     def judge(self, drafter: str) -> Callable[[Proposal, Sequence[int]], Sequence[float]] | None:
-        """See ``Ranker.judge``. The network looks at each candidate by itself, so that a draft that comes after the
-        finite candidates is judged as in one set with them."""
+        """See ``Ranker.judge``. The network looks at each draft by itself, which has no source in the text to be
+        compared; so one that comes after the finite candidates is judged as in one set with them."""
         return partial(self._survival, drafter) if drafter in self._manifest.drafters else None
 
     def _survival(self, drafter: str, drafted: Proposal, token_ids: Sequence[int]) -> Sequence[float]:

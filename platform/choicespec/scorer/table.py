@@ -25,6 +25,7 @@ class Variant(Frozen):
         hidden_states, prior: what it looks at; an ablation turns one off.
         fit: how it is fitted.
         drafters: those whose drafts are candidates too: the name in the pair, and the kind.
+        source_layers: of which it compares the states here with those at a candidate's source.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Variant(Frozen):
     fit: FitSpec
     # Left out where there are none, so that rows that were made before there were any keep their identity.
     drafters: dict[str, str] = Field(default={}, exclude_if=lambda drafters: not drafters)
+    source_layers: tuple[int, ...] = Field(default=(), exclude_if=lambda layers: not layers)
 
     @property
     def candidates(self) -> str:
@@ -74,6 +76,7 @@ def of_sets(training: ScorerTraining, known: Mapping[str, DrafterSpec]) -> list[
             name="scorer",
             layers=training.layers,
             fit=training.fit,
+            source_layers=training.source_layers,
             drafters={name: known[name].kind for name in drafters},
         )
         for drafters in (training.drafters, *training.other_sets)
@@ -84,14 +87,17 @@ def variants(training: ScorerTraining, known: Mapping[str, DrafterSpec]) -> Iter
     """What the table compares; the first is the scorer itself. See ``of_sets``."""
     main, *others = of_sets(training, known)
     yield from (main, *others)
-    for layer in training.recorded_layers if training.ablations else training.other_layers:
+    for layer in training.judged_layers if training.ablations else training.other_layers:
         if (layer,) != training.layers:
             yield main.model_copy(update={"name": f"layer {layer}", "layers": (layer,), "drafters": {}})
     if not training.ablations:
         return
     yield main.model_copy(update={"name": "split by function", "split_by": "function"})
-    yield main.model_copy(update={"name": "without hidden state", "hidden_states": False})
-    yield main.model_copy(update={"name": "without prior features", "prior": False})
+    yield main.model_copy(update={"name": "without hidden state", "hidden_states": False, "source_layers": ()})
+    # What is known of a prefix enters as one: the states at a candidate's source go with the prior's features.
+    yield main.model_copy(update={"name": "without prior features", "prior": False, "source_layers": ()})
+    if main.source_layers:
+        yield main.model_copy(update={"name": "without source states", "source_layers": ()})
     for seed in range(training.fit.seed + 1, training.fit.seed + 1 + OTHER_SEEDS):
         fit_spec = training.fit.model_copy(update={"seed": seed})
         yield main.model_copy(update={"name": f"seed {seed}", "fit": fit_spec})
@@ -99,8 +105,9 @@ def variants(training: ScorerTraining, known: Mapping[str, DrafterSpec]) -> Iter
 
 def fit_variant(corpus: Corpus, variant: Variant, embed: Embed, on_epoch: Callable[[int, float], None]) -> ScorerNet:
     """Fit a variant to the train prompts."""
-    dataset = corpus.training_set(variant.layers, variant.split_by, list(variant.drafters))
-    return fit(dataset, embed, Reads(variant.hidden_states, variant.prior), variant.fit, on_epoch)
+    dataset = corpus.training_set(variant.layers, variant.split_by, list(variant.drafters), bool(variant.source_layers))
+    scale = corpus.scale if variant.source_layers else None
+    return fit(dataset, embed, Reads(variant.hidden_states, variant.prior), variant.fit, on_epoch, scale)
 
 
 def rows_of(corpus: Corpus, variant: Variant, net: ScorerNet, precision: str) -> list[Row]:
@@ -112,7 +119,7 @@ def rows_of(corpus: Corpus, variant: Variant, net: ScorerNet, precision: str) ->
             task=name,
             precision=precision,
             train_prompts=prompts,
-            found=compare(net, task.dataset(variant.layers, list(variant.drafters))),
+            found=compare(net, task.dataset(variant.layers, list(variant.drafters), bool(variant.source_layers))),
         )
         for name, task in corpus.test.items()
     ]

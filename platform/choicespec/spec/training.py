@@ -35,6 +35,8 @@ class ScorerTraining(Frozen):
         pair: the name of the pair that is recorded and that the scorer is for.
         runtime: the name of the runtime that records.
         layers: the decoder layers that the scorer reads, counted from 1.
+        source_layers: the decoder layers of which the scorer compares the states here with those at the place in the
+            request's own text that a candidate is copied from; their states at the prompts are recorded too.
         other_layers: further layers, each alone in a row of the table, over finite sets.
         block_length, num_candidates: of the candidate sets.
         drafters: names in ``pair.drafters`` of those whose drafts are candidates of the scorer's too.
@@ -55,6 +57,7 @@ class ScorerTraining(Frozen):
     pair: str
     runtime: str = "hf"
     layers: tuple[Count, ...] = Field(min_length=1)
+    source_layers: tuple[Count, ...] = ()
     other_layers: tuple[Count, ...] = ()
     block_length: int = Field(default=8, ge=1, le=LONGEST_BLOCK)
     num_candidates: int = Field(default=16, ge=2)
@@ -69,9 +72,14 @@ class ScorerTraining(Frozen):
     transfer_limit: int = Field(default=64, ge=1)
 
     @property
+    def judged_layers(self) -> tuple[int, ...]:
+        """The layers that have rows of the table of their own, ascending."""
+        return tuple(sorted({*self.layers, *self.other_layers}))
+
+    @property
     def recorded_layers(self) -> tuple[int, ...]:
         """The layers that are recorded, ascending."""
-        return tuple(sorted({*self.layers, *self.other_layers}))
+        return tuple(sorted({*self.judged_layers, *self.source_layers}))
 
     @property
     def recorded_drafters(self) -> tuple[str, ...]:
