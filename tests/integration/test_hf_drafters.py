@@ -8,7 +8,7 @@ from choicespec.errors import Unsupported
 from choicespec.records import Request
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.runtimes.runtime import check_supported
-from choicespec.spec.method import Autoregressive, Choice, Draft, TransformersGenerate
+from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, TransformersGenerate
 from choicespec.spec.pair import DrafterSpec, PairSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import ToolCall
@@ -160,9 +160,12 @@ def test_on_the_embedded_default_the_drafters_that_ship_are_right_and_change_not
     runtime = HfRuntime(HfRuntimeSpec(threads=2), pair)
     [request] = open_task(ToolCall(limit=1, max_new_tokens=32)).prompts(runtime.tokenizer, 2048).requests
     plain = runtime.generate(request, Autoregressive())
-    alone = [Draft(drafter="dflash", num_draft_tokens=7), Draft(drafter="mtp", num_draft_tokens=3)]
-    beside = Choice(selection="scorer", drafters=("dflash", "mtp"), gate="cost")
-    for method in (*alone, beside):
+    methods: tuple[MethodSpec, ...] = (
+        Draft(drafter="dflash", num_draft_tokens=7),
+        Draft(drafter="mtp", num_draft_tokens=3),
+        Choice(selection="scorer", drafters=("dflash", "mtp"), gate="cost"),
+    )
+    for method in methods:
         found = runtime.generate(request, method)
         assert found.output_ids == plain.output_ids
         assert sum(step.accepted for step in found.steps) > len(found.steps) / 2

@@ -100,14 +100,14 @@ def union_scorer(target: TargetIdentity, pair: PairSpec, source_layers: tuple[in
     return Scorer(net, manifest)
 
 
-@pytest.fixture(scope="module", params=[(), (1, 3)], ids=["", "sources"])
-def compared(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Compared:
-    """Three short completions, by a scorer that reads the states at candidates' sources and by one that does not."""
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    """Three short completions, by a scorer that reads the states at candidates' sources too."""
     folder = tmp_path_factory.mktemp("pair")
     repo = write_repository(tmp_path_factory.mktemp("repo"), modules=20)
     task = PythonRepo(folder=str(repo), limit=3, max_new_tokens=12)
     runtime_spec, pair_spec = HfRuntimeSpec(threads=2), save_pair(folder)
-    save_scorer(folder / "scorer", union_scorer(HfRuntime(runtime_spec, pair_spec).identity, pair_spec, request.param))
+    save_scorer(folder / "scorer", union_scorer(HfRuntime(runtime_spec, pair_spec).identity, pair_spec, (1, 3)))
     pair_spec = pair_spec.model_copy(update={"scorer": ScorerSpec(folder=str(folder / "scorer"))})
     pair = RecordedPair(folder / "recordings", runtime_spec, pair_spec)
     prompts = open_task(task).prompts(pair.opened.tokenizer, pair.opened.context_tokens)

@@ -36,8 +36,8 @@ class PacedDrafter:
     """Proposes of another proposer's drafts what gains most over the rate of late, where it can afford to be wrong.
 
     What a source's drafts were worth is seen from how the text went on, whether they were verified or not. So none is
-    verified before some were seen, and while nothing pays, looking for drafts is all that is spent. That has an allowance of its own; with it used up, the
-    proposer is asked only as often as the share pays for that tokens earn.
+    verified before some were seen, and while nothing pays, looking for drafts is all that is spent. That has an
+    allowance of its own; with it used up, the proposer is asked only as often as the share pays for that tokens earn.
 
     Args:
         proposer: is asked for whole drafts; it catches up by itself after steps at which it was not asked.
