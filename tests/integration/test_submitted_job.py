@@ -23,7 +23,7 @@ from jobs.terminal import HOME_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 RAY = Path(sys.executable).with_name("ray")
-_MOST_SNAPSHOT_BYTES = 10_000_000
+_MOST_SNAPSHOT_BYTES = 30_000_000  # of which 18 million are the drafters that ship
 _FOREIGN = (ADDRESS_VARIABLE, URI_VARIABLE)  # a cluster or a server of the caller's
 _ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in _FOREIGN} | {"RAY_AUTH_MODE": "disabled"}
 _LOOK = """
