@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from choicespec.cluster.connect import on_cluster
 from choicespec.cluster.recording import Wanted, draft, record
 from choicespec.errors import RecordingError
-from choicespec.recordings import Recorded, RecordingFolder
+from choicespec.recordings import Recorded, RecordingFolder, RecordingManifest
 from choicespec.records import Proposal
 from choicespec.replay.drafted import DraftedFile
 from choicespec.runtimes.hf import HfRuntime
@@ -65,11 +65,14 @@ class RecordedTasks:
         """
         root = home() / "results" / "recordings"
         name = f"{task.kind}-{task.split}-{digest(self.opened.identity.model_dump_json(), task.model_dump_json())}"
-        for path in sorted(root.glob(f"{name}-*")):
-            manifest = RecordingFolder(path).manifest()
-            if set(self._layers) <= set(manifest.layers) and manifest.prompt_states >= self._prompt_states:
-                return RecordingFolder(path)
+        for folder in map(RecordingFolder, sorted(root.glob(f"{name}-*"))):
+            if folder.begun and self._is_in(folder.manifest()):
+                return folder
         return RecordingFolder(root / f"{name}-{digest(str(self._layers), str(self._prompt_states))}")
+
+    def _is_in(self, manifest: RecordingManifest) -> bool:
+        """Whether a recording has all that is wanted."""
+        return set(self._layers) <= set(manifest.layers) and manifest.prompt_states >= self._prompt_states
 
     def read(self, task: TaskSpec) -> list[Recorded]:
         """What is recorded of a task, in its order, with the states of the wanted layers at the outputs alone."""
