@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,27 @@ def test_what_is_wrong_is_named_with_its_path(load: Load, path: str, value: obje
     with pytest.raises(SpecError, match=re.escape(said)) as caught:
         load(yaml.safe_dump(changed(GOOD, path, value)))
     assert "mine.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "accepted"),
+    [
+        ({"split": "train"}, True),
+        ({"split": "train", "categories": ["multiple", "irrelevance"]}, True),
+        ({"split": "test", "skip": 24}, True),
+        ({"split": "test", "skip": 23}, False),
+        ({"split": "test", "skip": 24, "categories": ["multiple"]}, False),
+        ({"split": "train", "seed": 1}, False),
+    ],
+)
+def test_a_scorer_is_fitted_to_no_prompt_that_it_is_judged_on(
+    load: Load, other: dict[str, Any], accepted: bool
+) -> None:
+    """Fails if a held-out prompt may be fitted to, or a train split of more categories is refused."""
+    content = changed(GOOD, "tasks.others", {"kind": "tool_call", **other})
+    content["scorer"] = {**SCORER, "train_tasks": {"calls": "others"}}
+    with nullcontext() if accepted else pytest.raises(SpecError, match=r"scorer\.train_tasks\.calls: .*same prompts"):
+        load(yaml.safe_dump(content))
 
 
 def test_everything_that_is_wrong_is_said_at_once(load: Load) -> None:

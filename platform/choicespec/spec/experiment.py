@@ -108,7 +108,7 @@ class ExperimentSpec(Frozen):
             _known(self.scorer.train_tasks.values(), self.tasks, "scorer.train_tasks")
             for name, other in self.scorer.train_tasks.items():
                 taken = self.tasks[other].model_copy(update={"limit": self.scorer.train_limits[name]})
-                _check_held_out(f"scorer.train_tasks.{name}", taken, self.tasks[name])
+                _check_apart(f"scorer.train_tasks.{name}", taken, self.tasks[name])
         for field, training in (("scorer", self.scorer), ("drafter", self.drafter)):
             if training is not None:
                 _known([training.pair], self.pairs, f"{field}.pair")
@@ -218,17 +218,28 @@ class ExperimentSpec(Frozen):
 
 
 def _check_held_out(where: str, searched: TaskSpec, held_out: TaskSpec) -> None:
-    """Nothing is confirmed on prompts that it was chosen by."""
-    one, other = (task.model_dump(exclude={"limit", "skip"}) for task in (searched, held_out))
-    split, other_split = one.pop("split"), other.pop("split")
-    if one != other:
+    """Nothing is confirmed on prompts that it was chosen by, nor on prompts of another kind."""
+    if not _same_source(searched, held_out):
         raise ValueError(f"{where}: it and the task it is confirmed on must differ in split, skip and limit only")
-    apart = held_out.skip >= searched.skip + searched.limit or searched.skip >= held_out.skip + held_out.limit
-    if split == other_split and not apart:
+    _check_apart(where, searched, held_out)
+
+
+def _check_apart(where: str, used: TaskSpec, held_out: TaskSpec) -> None:
+    """Two tasks share no prompt: they take the two splits of one seed, or different places of one split."""
+    if used.kind == held_out.kind and used.seed == held_out.seed and used.split != held_out.split:
+        return
+    apart = held_out.skip >= used.skip + used.limit or used.skip >= held_out.skip + held_out.limit
+    if not _same_source(used, held_out) or used.split != held_out.split or not apart:
         raise ValueError(
-            f"{where}: it and the task it is confirmed on take the same prompts of split {split!r}; give the latter "
-            f"split: test, or skip: {searched.skip + searched.limit}"
+            f"{where}: it and the task it is judged on may take the same prompts of split {used.split!r}; give the "
+            f"latter the other split of the same seed, or, where nothing else differs, skip: {used.skip + used.limit}"
         )
+
+
+def _same_source(one: TaskSpec, other: TaskSpec) -> bool:
+    """Whether two tasks take their prompts from one list, or from the two splits of it."""
+    places = {"limit", "skip", "split"}
+    return one.model_dump(exclude=places) == other.model_dump(exclude=places)
 
 
 def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:

@@ -44,7 +44,7 @@ class ScorerTraining(Frozen):
             finite set.
         train_limits: prompts of each task's train split; the experiment's tasks say what is held out.
         train_tasks: for some of those tasks, the name of a task whose prompts are taken instead of its train split,
-            such as prompts that the drafters were not fitted to.
+            such as prompts that the drafters were not fitted to, or of more categories; none that is held out.
         batch_size: requests recorded together.
         fit: how the scorer is fitted.
         ablations: whether the table also has the split by function, scorers that read less or one of several layers,
