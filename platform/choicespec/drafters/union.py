@@ -4,6 +4,7 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
+from heapq import nsmallest
 from itertools import accumulate
 from math import inf
 from operator import attrgetter, mul
@@ -18,8 +19,9 @@ from choicespec.records import Proposal, Request
 _EDGES = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99)  # of probabilities that are judged together
 _OWN_WORD = 8.0
 _REMEMBERED_CALLS = 32
-_CALLS_TO_JUDGE = 8  # before a gate trusts what it has seen of a drafter
-_STEPS_UNTIL_A_LOOK = 64  # without a call, after which a drafter is called to see whether it has improved
+_ALIKE = 8  # calls by which the next one is judged: those at which the best draft was most like this step's
+_HOPED = 2  # tokens, that a drafter is hoped to have accepted, as long as fewer calls than that were made
+_STEPS_UNTIL_A_LOOK = 256  # without a call, after which a drafter is called to see whether it has improved
 
 
 class Weighed(NamedTuple):
@@ -111,6 +113,20 @@ class Calibration:
 Judge = Callable[[Proposal, Sequence[int]], Sequence[float]]
 
 
+class Call(NamedTuple):
+    """What a call of a drafter came to.
+
+    Attributes:
+        best_gain: of the best draft before it; see ``Weighed.gain``.
+        gain: of its own draft.
+        ms: that it took.
+    """
+
+    best_gain: float
+    gain: float
+    ms: float
+
+
 class CalledDrafter:
     """A drafter, and what is known of it: how right it is, what its drafts yielded, and how long they took.
 
@@ -123,7 +139,7 @@ class CalledDrafter:
         judge: says how good its drafts are; None goes by its own word, as far as that was kept.
 
     Attributes:
-        gains, calls_ms: of its last calls.
+        calls: the last ones, oldest first.
         idle_steps: since the last one.
     """
 
@@ -140,8 +156,7 @@ class CalledDrafter:
         self._calibration = Calibration()
         self._judge = judge or (lambda drafted, _: self._calibration.survival(drafted.probabilities))
         self._drafted: list[tuple[int, Proposal]] = []  # in this request, each with the length of the text before it
-        self.gains: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
-        self.calls_ms: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
+        self.calls: deque[Call] = deque(maxlen=_REMEMBERED_CALLS)
         self.idle_steps = 0
 
     def beside(self, payoff: Payoff) -> "CalledDrafter":
@@ -159,15 +174,15 @@ class CalledDrafter:
         """What a call would add to the best draft so far, in tokens; only a positive promise is worth it."""
         return self._gate(self, best)
 
-    def draft(self, token_ids: Sequence[int], limit: int) -> Weighed:
-        """Call it."""
+    def draft(self, best: Weighed, token_ids: Sequence[int], limit: int) -> Weighed:
+        """Call it, beside the best draft so far."""
         started = self._clock()
         drafted = spoken(self._proposer.propose(token_ids, limit))
         survival = self._judge(drafted, token_ids)
-        self.calls_ms.append((self._clock() - started) * 1e3)
+        ms = (self._clock() - started) * 1e3
         self._drafted.append((len(token_ids), drafted))
         found = self._payoff.weigh(drafted.token_ids, self._name, survival)
-        self.gains.append(found.gain)
+        self.calls.append(Call(best.gain, found.gain, ms))
         self.idle_steps = 0
         return found
 
@@ -199,18 +214,24 @@ class Below:
 
 
 class ByGain:
-    """The gate of a hybrid by measured costs: a drafter is called where its drafts of late would have been so much
-    better than the best of this step that its time is worth it."""
+    """The gate of a hybrid by measured costs: a drafter is called where what it adds is expected to be worth its time.
+
+    What it adds is judged by calls beside drafts that gained about as much as the best of this step: where candidates
+    are good a text is easy, and drafts are good as well, so that the mean of all calls says too much of a hard place.
+    """
 
     def __init__(self, payoff: Payoff) -> None:
         self._payoff = payoff
 
     def __call__(self, drafter: CalledDrafter, best: Weighed) -> float:
-        """The mean of what the drafts of late would add, less the price of a call."""
-        if len(drafter.gains) < _CALLS_TO_JUDGE or drafter.idle_steps > _STEPS_UNTIL_A_LOOK:
+        """The mean of what such drafts would add, less the price of a call."""
+        if drafter.idle_steps > _STEPS_UNTIL_A_LOOK:
             return inf
-        added = mean(max(gain - best.gain, 0.0) for gain in drafter.gains)
-        return added - self._payoff.price(mean(drafter.calls_ms))
+        alike = nsmallest(_ALIKE, drafter.calls, key=lambda call: abs(call.best_gain - best.gain))
+        hoped = self._payoff.weigh((0,) * _HOPED, "", (1.0,) * _HOPED).gain
+        gains = [*(call.gain for call in alike), *[hoped] * (_ALIKE - len(alike))]
+        added = mean(max(gain - best.gain, 0.0) for gain in gains)
+        return added - self._payoff.price(mean(call.ms for call in drafter.calls) if drafter.calls else 0.0)
 
 
 class Improved(NamedTuple):
@@ -242,8 +263,8 @@ def improve(
         if max(promises) <= 0:
             break
         drafter = waiting.pop(promises.index(max(promises)))
-        best = join(best, drafter.draft(token_ids, limit))
-        drafting_ms += drafter.calls_ms[-1]
+        best = join(best, drafter.draft(best, token_ids, limit))
+        drafting_ms += drafter.calls[-1].ms
     for drafter in waiting:
         drafter.idle_steps += 1
     return Improved(best, drafting_ms)
