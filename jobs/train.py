@@ -244,7 +244,7 @@ class Training:
             if not kept.exists():
                 manifest = check_scorer(folder, opened.identity, transfer=True)
                 net = load_scorer(folder, manifest, self._embed).net
-                _keep(kept, rows_of(corpus(), of_set, net, pair.target.precision))
+                _keep(kept, rows_of(corpus(), of_set, net, pair.target.precision, transferred=True))
             rows += _kept_rows(kept)
         return rows
 

@@ -44,10 +44,12 @@ FOUND = Comparison(
 )
 
 
-def row(variant: Variant | None = None, task: str = "tool_call", precision: str = "float32") -> Row:
-    """A row with figures made up."""
-    chosen = variant or next(variants(TRAINING, {}))
-    return Row(variant=chosen, task=task, precision=precision, train_prompts=96, found=FOUND)
+def row(
+    variant: Variant | None = None, task: str = "tool_call", fitted_to: str = "", precision: str = "float32"
+) -> Row:
+    """A row with figures made up, of a scorer fitted to the target in its own precision unless another is given."""
+    chosen, transferred = variant or next(variants(TRAINING, {})), fitted_to not in ("", precision)
+    return Row(variant=chosen, task=task, precision=precision, train_prompts=96, found=FOUND, transferred=transferred)
 
 
 def rows_of_the_experiment() -> Iterator[Row]:
@@ -57,9 +59,9 @@ def rows_of_the_experiment() -> Iterator[Row]:
     training = experiment.scorer
     main = experiment.pairs[training.pair].target.precision
     for task in training.train_limits:
-        yield from (row(variant, task, main) for variant in variants(training, {}))
+        yield from (row(variant, task, precision=main) for variant in variants(training, {}))
         for name in training.transfer:
-            yield row(next(variants(training, {})), task, experiment.pairs[name].target.precision)
+            yield row(next(variants(training, {})), task, main, experiment.pairs[name].target.precision)
 
 
 def published(target: str, hidden: str) -> PublishedScorerRow:
@@ -112,7 +114,7 @@ def test_a_union_stands_beside_the_published_union_of_its_drafters() -> None:
         (tool[1], "bf16", "union_mtp"),
         (tool[1], "bf16", "union_all"),
     ]
-    other = counterpart(row(flash, precision="q4_0 float32"), NUM_LAYERS)
+    other = counterpart(row(flash, fitted_to="float32", precision="q4_0 float32"), NUM_LAYERS)
     assert other is not None
     assert (other.hidden, other.candidates) == ("NF4, scorer trained on bf16", "union")
 
@@ -137,9 +139,17 @@ def test_a_row_stands_beside_the_published_one_of_its_kind() -> None:
     assert counterpart(row(main, "python_repo"), NUM_LAYERS) == published("Qwen3-4B (Python)", "bf16")
     assert counterpart(row(last), NUM_LAYERS) == published("Qwen3.8-27B", "bf16 (layer 64)")
     nf4 = published("Qwen3.8-27B", "NF4, scorer trained on bf16")
-    assert counterpart(row(main, precision="q4_0 float32"), NUM_LAYERS) == nf4
+    assert counterpart(row(main, fitted_to="float32", precision="q4_0 float32"), NUM_LAYERS) == nf4
     fp8 = published("Qwen3.8-27B", "FP8, scorer trained on bf16")
-    assert counterpart(row(main, precision="bfloat16"), NUM_LAYERS) == fp8
+    assert counterpart(row(main, fitted_to="float32", precision="bfloat16"), NUM_LAYERS) == fp8
+
+
+def test_only_a_transferred_scorer_stands_beside_a_transferred_one() -> None:
+    """Fails if a scorer that was fitted to a bfloat16 target, as those published were, counts as a transfer."""
+    assert counterpart(row(precision="bfloat16"), NUM_LAYERS) == published("Qwen3-4B", "bf16")
+    assert counterpart(row(task="python_repo", precision="bfloat16"), NUM_LAYERS) == published(
+        "Qwen3-4B (Python)", "bf16"
+    )
 
 
 def test_three_quarters_of_the_layers_are_the_published_earlier_layer() -> None:
@@ -152,9 +162,9 @@ def test_three_quarters_of_the_layers_are_the_published_earlier_layer() -> None:
 
 
 @pytest.mark.parametrize("precision", ["q4_0 float32", "bfloat16"])
-def test_code_on_another_precision_was_not_published(precision: str) -> None:
+def test_code_transferred_to_another_precision_was_not_published(precision: str) -> None:
     """Fails if a quantised target's figures on code stand beside those of one that was not."""
-    assert counterpart(row(task="python_repo", precision=precision), NUM_LAYERS) is None
+    assert counterpart(row(task="python_repo", fitted_to="float32", precision=precision), NUM_LAYERS) is None
 
 
 def test_ablations_were_not_published() -> None:

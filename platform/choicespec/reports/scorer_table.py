@@ -10,6 +10,7 @@ from choicespec.scorer.table import Row
 
 _LAST_LAYER, _EARLIER_LAYER = "bf16 (layer 64)", "bf16 (layer 48)"  # of 64
 _SCORER, _LARGER = ("Qwen3-4B", "bf16"), ("Qwen3.8-27B", "bf16")
+_FOUR_BITS = ("q4_0", "nf4", "awq")  # transfer to these stands beside NF4's, to any other precision beside FP8's
 _EARLIER = (0.7, 0.9)  # of the depth: what three quarters is compared with
 
 
@@ -31,15 +32,14 @@ def counterpart(row: Row, num_layers: int) -> PublishedScorerRow | None:
 
 
 def _code_row(row: Row) -> tuple[str, str] | None:
-    return ("Qwen3-4B (Python)", "bf16") if row.variant.name == "scorer" and row.precision == "float32" else None
+    return ("Qwen3-4B (Python)", "bf16") if row.variant.name == "scorer" and not row.transferred else None
 
 
 def _tool_call_row(row: Row, depth: float) -> tuple[str, str] | None:
     """Target and hidden state of the published row."""
-    if row.precision.startswith("q4_0"):
-        return "Qwen3.8-27B", "NF4, scorer trained on bf16"
-    if row.precision == "bfloat16":
-        return "Qwen3.8-27B", "FP8, scorer trained on bf16"
+    if row.transferred:
+        fewer_bits = "NF4" if row.precision.startswith(_FOUR_BITS) else "FP8"
+        return "Qwen3.8-27B", f"{fewer_bits}, scorer trained on bf16"
     if row.variant.name == "scorer":
         return _SCORER
     if depth == 1:

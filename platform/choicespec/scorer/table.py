@@ -55,6 +55,7 @@ class Row(Frozen):
     Attributes:
         precision: of the target that the prompts were recorded on.
         train_prompts: that the variant was fitted to, of all tasks.
+        transferred: whether it was fitted to the target in another precision.
     """
 
     variant: Variant
@@ -62,6 +63,7 @@ class Row(Frozen):
     precision: str
     train_prompts: int
     found: Comparison
+    transferred: bool = False
 
 
 def of_sets(training: ScorerTraining, known: Mapping[str, DrafterSpec]) -> list[Variant]:
@@ -110,8 +112,8 @@ def fit_variant(corpus: Corpus, variant: Variant, embed: Embed, on_epoch: Callab
     return fit(dataset, embed, Reads(variant.hidden_states, variant.prior), variant.fit, on_epoch, scale)
 
 
-def rows_of(corpus: Corpus, variant: Variant, net: ScorerNet, precision: str) -> list[Row]:
-    """Judge a fitted variant on each task's held-out prompts."""
+def rows_of(corpus: Corpus, variant: Variant, net: ScorerNet, precision: str, transferred: bool = False) -> list[Row]:
+    """Judge a fitted variant on each task's held-out prompts. See ``Row``."""
     prompts = sum(corpus.train_prompts(variant.split_by).values())
     return [
         Row(
@@ -120,6 +122,7 @@ def rows_of(corpus: Corpus, variant: Variant, net: ScorerNet, precision: str) ->
             precision=precision,
             train_prompts=prompts,
             found=compare(net, task.dataset(variant.layers, list(variant.drafters), bool(variant.source_layers))),
+            transferred=transferred,
         )
         for name, task in corpus.test.items()
     ]
