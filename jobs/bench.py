@@ -17,7 +17,8 @@ from choicespec.reports.tables import divergence_table, result_table
 from choicespec.results import ResultsFolder
 from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.runtime import check_supported
-from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiments
+from choicespec.spec.experiment import ExperimentSpec, TrialSpec
+from choicespec.spec.experiment_files import load_experiments
 from choicespec.spec.method import uses_scorer
 from choicespec.spec.pair import PairSpec
 from choicespec.tasks.prompts import open_task

@@ -22,7 +22,8 @@ from choicespec.reports.charts import cost_chart
 from choicespec.reports.replay_tables import cost_table, replay_table
 from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.pair_parts import drafter_refusal
-from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
+from choicespec.spec.experiment import ExperimentSpec, TrialSpec
+from choicespec.spec.experiment_files import load_experiment
 from choicespec.spec.method import (
     NOT_RECORDED,
     Autoregressive,

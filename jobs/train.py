@@ -28,7 +28,8 @@ from choicespec.scorer.files import Scorer, ScorerManifest, check_scorer, load_s
 from choicespec.scorer.model import Embed, ScorerNet
 from choicespec.scorer.source_states import StateScale, scale_of
 from choicespec.scorer.table import Row, Variant, fit_variant, of_sets, rows_of, variants
-from choicespec.spec.experiment import ExperimentSpec, load_experiment
+from choicespec.spec.experiment import ExperimentSpec
+from choicespec.spec.experiment_files import load_experiment
 from choicespec.spec.method import Draft
 from choicespec.spec.pair import SCORER_WEIGHTS, PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec

@@ -33,7 +33,8 @@ from choicespec.results import ResultsFolder
 from choicespec.runtimes.checkpoints import check_checkpoint
 from choicespec.runtimes.runtime import check_supported
 from choicespec.serving.champion import promote_best
-from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment
+from choicespec.spec.experiment import ExperimentSpec, TrialSpec
+from choicespec.spec.experiment_files import load_experiment
 from choicespec.spec.method import Choice, MethodSpec, decided_live, drafters_of
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.search import SearchSpec, Value

@@ -11,7 +11,8 @@ from choicespec.drafters.mtp_net import MtpNet, read_mtp
 from choicespec.runtimes.hf import HfRuntime
 from choicespec.scorer.files import Scorer, save_scorer
 from choicespec.scorer.model import Reads, ScorerNet, Shape
-from choicespec.spec.experiment import TrialSpec, load_experiments
+from choicespec.spec.experiment import TrialSpec
+from choicespec.spec.experiment_files import load_experiments
 from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from integration.small_checkpoints import HIDDEN, LAYERS, SPREAD, save_checkpoint, small_hybrid

@@ -36,7 +36,7 @@ from choicespec.scorer.fit import Dataset, batch_of
 from choicespec.scorer.model import survivals
 from choicespec.scorer.ranker import ScorerRanker
 from choicespec.scorer.source_states import TappedText
-from choicespec.spec.experiment import load_experiment
+from choicespec.spec.experiment_files import load_experiment
 from choicespec.spec.method import Autoregressive, Choice
 from choicespec.spec.pair import PairSpec, ScorerSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec, ScriptedRuntimeSpec

@@ -11,7 +11,8 @@ from choicespec.cluster.connect import ADDRESS_VARIABLE, ray_session
 from choicespec.cluster.grid import Failure, Grid
 from choicespec.measuring.measure import TrialResult
 from choicespec.reports.published_rows import counterparts
-from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiments
+from choicespec.spec.experiment import ExperimentSpec, TrialSpec
+from choicespec.spec.experiment_files import load_experiments
 from choicespec.spec.method import Autoregressive, Choice, Draft, MethodSpec, Ngram
 from choicespec.spec.runtime import ScriptedRuntimeSpec
 from choicespec.spec.task import TaskSpec

@@ -13,7 +13,7 @@ from choicespec.reports.published_rows import (
     scorer_rows,
 )
 from choicespec.runtimes.gpu_memory import known_checkpoints
-from choicespec.spec.experiment import load_experiment, load_experiments
+from choicespec.spec.experiment_files import load_experiment, load_experiments
 from choicespec.spec.method import Choice
 
 EXPERIMENTS = Path(__file__).parents[2] / "jobs" / "experiments"

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from choicespec.errors import SpecError
-from choicespec.spec.experiment import ExperimentSpec, TrialSpec, load_experiment, parse_experiment
+from choicespec.spec.experiment import ExperimentSpec, TrialSpec, parse_experiment
+from choicespec.spec.experiment_files import load_experiment
 from choicespec.spec.method import Ngram
 
 EXPERIMENTS = Path(__file__).parents[2] / "jobs" / "experiments"

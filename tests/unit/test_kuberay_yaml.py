@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from choicespec.cluster.nodes import read_node_types
-from choicespec.spec.experiment import load_experiments
+from choicespec.spec.experiment_files import load_experiments
 from choicespec.spec.serving import ServingSpec
 from choicespec.tracking.connection import URI_VARIABLE
 from ray.serve.schema import ServeDeploySchema

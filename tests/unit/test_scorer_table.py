@@ -13,7 +13,7 @@ from choicespec.reports.scorer_rows import scorer_sheet
 from choicespec.reports.scorer_table import counterpart, scorer_table
 from choicespec.scorer.evaluate import Comparison, Ranking
 from choicespec.scorer.table import Row, Variant, variants
-from choicespec.spec.experiment import load_experiment
+from choicespec.spec.experiment_files import load_experiment
 from choicespec.spec.pair import DrafterSpec
 from choicespec.spec.training import FitSpec, ScorerTraining
 from rich.console import Console

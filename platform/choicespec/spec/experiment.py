@@ -4,19 +4,18 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from choicespec.errors import SpecError
+from choicespec.spec.explained import explained
 from choicespec.spec.frozen import Frozen
 from choicespec.spec.method import ONLY_REPLAYED, MethodSpec, TransformersGenerate, drafters_of, is_oracle
-from choicespec.spec.pair import DRAFTER_WEIGHTS, SCORER_WEIGHTS, PairSpec
+from choicespec.spec.pair import PairSpec
 from choicespec.spec.runtime import HfRuntimeSpec, RuntimeSpec, ScriptedRuntimeSpec
 from choicespec.spec.search import SearchSpec, Value, changed
-from choicespec.spec.task import ChatLog, TaskSpec
+from choicespec.spec.task import TaskSpec
 from choicespec.spec.training import DrafterTraining, ScorerTraining
 
 AXES = ("pairs", "runtimes", "tasks", "methods")
@@ -248,36 +247,6 @@ def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:
             raise ValueError(f"{where}: unknown name {name!r}; known: {', '.join(known) or 'none'}")
 
 
-def load_experiments(name: str, folder: Path) -> list[ExperimentSpec]:
-    """Read one experiment as ``load_experiment``, or every one of ``folder/NAME/``, in the order of their names.
-
-    Raises:
-        SpecError: as ``load_experiment``.
-    """
-    if (folder / name).is_dir():
-        return [load_experiment(str(path), folder) for path in sorted((folder / name).glob("*.yaml"))]
-    return [load_experiment(name, folder)]
-
-
-def load_experiment(name: str, folder: Path) -> ExperimentSpec:
-    """Read ``folder/NAME.yaml``, or the YAML file at a path.
-
-    Raises:
-        SpecError: no such experiment, or one with an unknown field, method or task; names the field's path.
-    """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml")))
-        raise SpecError(f"no experiment at {path}; known names: {known}; or give the path of a .yaml file")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or an impossible date
-        raise SpecError(f"{path} is not YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise SpecError(f"{path} must hold a mapping with the fields {', '.join(ExperimentSpec.model_fields)}")
-    return _with_digests(parse_experiment({"name": path.stem, **content}, str(path)))
-
-
 def parse_experiment(content: dict[str, Any], origin: str) -> ExperimentSpec:
     """Validate an experiment.
 
@@ -287,73 +256,5 @@ def parse_experiment(content: dict[str, Any], origin: str) -> ExperimentSpec:
     try:
         return ExperimentSpec.model_validate(content)
     except ValidationError as error:
-        lines = [_explain(e["type"], e["loc"], e["msg"], e.get("ctx", {})) for e in error.errors()]
+        lines = explained(error, ExperimentSpec.model_json_schema())
         raise SpecError(f"{origin}:\n  " + "\n  ".join(lines)) from None
-
-
-def _explain(kind: str, location: tuple[int | str, ...], message: str, context: dict[str, Any]) -> str:
-    path, schema = _place(location)
-    if kind == "extra_forbidden":
-        _, parent = _place(location[:-1])
-        return f"{path}: unknown field; known fields: {', '.join(parent['properties'])}"
-    if kind == "union_tag_invalid":
-        return f"{path}.kind: unknown kind {context['tag']!r}; known kinds: {context['expected_tags']}"
-    if kind == "union_tag_not_found":
-        return f"{path}.kind: missing; known kinds: {', '.join(map(repr, schema['discriminator']['mapping']))}"
-    return f"{path}: {message.removeprefix('Value error, ')}" if path else message.removeprefix("Value error, ")
-
-
-def _place(location: tuple[int | str, ...]) -> tuple[str, dict[str, Any]]:
-    """The path in the YAML, and the JSON schema there, of a location of pydantic's.
-
-    pydantic's location also holds the chosen member of each union, which no one has written; the path leaves it out.
-    """
-    schema = ExperimentSpec.model_json_schema()
-    definitions, node, path = schema["$defs"], schema, []
-    for part in location:
-        members = node.get("discriminator", {}).get("mapping", {})
-        if part in members:
-            node = {"$ref": members[part]}
-        elif "anyOf" in node and not isinstance(part, int):  # the class that pydantic tried
-            refs = [member for member in node["anyOf"] if "$ref" in member]
-            node = next((ref for ref in refs if ref["$ref"].rsplit("/", 1)[-1] in part), node)
-        elif "anyOf" not in node or isinstance(part, int):
-            path.append(str(part))
-            node = node.get("items") or node.get("properties", {}).get(part) or node.get("additionalProperties") or {}
-        alternatives = [member for member in node.get("anyOf", ()) if member.get("type") != "null"]
-        if len(alternatives) == 1:  # a field that may be left out
-            node = alternatives[0]
-        if "$ref" in node:
-            node = definitions[node["$ref"].rsplit("/", 1)[-1]]
-    return ".".join(path), node
-
-
-def _with_digests(experiment: ExperimentSpec) -> ExperimentSpec:
-    """Fill in the digest of each chat log, scorer and drafter, so that resume sees a changed file as a new trial."""
-    tasks: dict[str, Any] = {}
-    for name, task in experiment.tasks.items():
-        if isinstance(task, ChatLog):
-            path = Path(task.path)
-            if not path.is_file():
-                raise SpecError(f"tasks.{name}.path: no file {task.path!r}")
-            task = task.model_copy(update={"sha256": _sha256(path)})
-        tasks[name] = task
-    pairs: dict[str, PairSpec] = {}
-    for name, pair in experiment.pairs.items():
-        scorer = pair.scorer.model_copy(update={"sha256": _sha256_in(pair.scorer.folder, SCORER_WEIGHTS)})
-        drafters = {
-            called: drafter.model_copy(update={"sha256": _sha256_in(drafter.model, DRAFTER_WEIGHTS)})
-            for called, drafter in pair.drafters.items()
-        }
-        pairs[name] = pair.model_copy(update={"scorer": scorer, "drafters": drafters})
-    return experiment.model_copy(update={"tasks": tasks, "pairs": pairs})
-
-
-def _sha256_in(folder: str | None, name: str) -> str | None:
-    """Of a file in a folder; what is missing is named where it is needed."""
-    return _sha256(Path(folder) / name) if folder is not None and (Path(folder) / name).is_file() else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
