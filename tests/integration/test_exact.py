@@ -5,14 +5,19 @@ and rounds: that is planted here, so that outputs part on every machine.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from choicespec.decoding.attention_alone import AttentionAlone, independent_rows
+from choicespec.decoding.cache import RollbackCache
 from choicespec.decoding.causal_lm import CausalLmTarget
+from choicespec.decoding.grouped_attention import NAME
 from choicespec.decoding.loop import decode, trace
 from choicespec.decoding.proposer import Proposer
+from choicespec.decoding.rows_alone import RowsAlone
 from choicespec.decoding.small_blocks import library_kernels, use_small_blocks
 from choicespec.decoding.stopping import StopRule
 from choicespec.drafters.autoregressive import AutoregressiveDrafter
@@ -94,6 +99,72 @@ def test_blocks_that_are_not_exact_are_caught(target: CausalLmTarget, requests: 
     """The planted fault: the same blocks as they are, or the test above says nothing."""
     with pytest.raises(AssertionError, match="not lossless"):
         assert_exact(target, requests, exact=False)
+
+
+def row_by_row(model: Any) -> Any:
+    """A model whose products have the same bits however many rows there are, on every machine."""
+
+    class RowByRow(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  (torch's own name)
+            rows = [super(RowByRow, self).forward(row.clone()) for row in torch.split(input, 1, dim=-2)]
+            return torch.cat(rows, dim=-2)
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.__class__ = RowByRow
+    return model
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", NAME])
+def test_attention_alone_is_exact_where_a_products_rows_are_independent(implementation: str) -> None:
+    """Fails if a block's attention has other shapes or inputs than plain steps', at a context that was not tried."""
+    model = row_by_row(small_llama(hidden_size=256))
+    model.set_attn_implementation(implementation)
+    assert independent_rows(model, RowsAlone(model), 6) == 6
+    attends = AttentionAlone(model)
+
+    def logits(blocks: Sequence[Sequence[int]], way: AbstractContextManager[None]) -> torch.Tensor:
+        cache = RollbackCache(model)
+        with torch.inference_mode():
+            model(torch.arange(75)[None], past_key_values=cache)
+            with way:
+                found = [model(torch.tensor([block]), past_key_values=cache).logits for block in blocks]
+        entries = [
+            part[0, :, 75:84].transpose(0, 1).flatten(1) for one in cache.layers for part in (one.keys, one.values)
+        ]
+        return torch.cat([torch.cat(found, dim=1)[0], *entries], dim=1)
+
+    singles = logits([[token] for token in BLOCK], nullcontext())
+    assert torch.equal(logits([BLOCK[:6], BLOCK[6:]], attends), singles)
+    assert not torch.equal(logits([BLOCK[:6], BLOCK[6:]], nullcontext()), singles), "or this test says nothing"
+    assert model.config._attn_implementation == implementation, "plain steps go on as before"
+
+
+def test_rows_that_depend_on_their_number_are_found() -> None:
+    """Fails if blocks are taken as exact on a processor that adds up three rows in another order than one."""
+    model = row_by_row(small_llama(hidden_size=256))
+    linear = type(model.lm_head)
+
+    class OtherOrder(linear):  # type: ignore[misc, valid-type]
+        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  (torch's own name)
+            halves = [
+                torch.nn.functional.linear(*part)
+                for part in zip(input.chunk(2, -1), self.weight.chunk(2, -1), strict=True)
+            ]
+            return halves[0] + halves[1] if input.shape[-2] == 3 else super().forward(input)
+
+    model.model.layers[1].mlp.down_proj.__class__ = OtherOrder
+    assert independent_rows(model, RowsAlone(model), 6) == 2
+
+
+def test_attention_that_cannot_be_told_and_experts_are_not_tried() -> None:
+    """Fails if a router, whose experts' shapes depend on the text, is believed because of one text that was tried."""
+    model = row_by_row(small_llama())
+    model.config.num_experts = 4
+    assert independent_rows(model, RowsAlone(model), 6) == 1
+    model.config.num_experts = None
+    model.set_attn_implementation("eager")
+    assert independent_rows(model, RowsAlone(model), 6) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

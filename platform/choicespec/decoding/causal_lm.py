@@ -4,7 +4,7 @@ Shapes: T tokens of a block, C tokens in the cache and the block, V vocabulary, 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import torch
 
+from choicespec.decoding.attention_alone import AttentionAlone, independent_rows
 from choicespec.decoding.cache import RollbackCache
 from choicespec.decoding.rows_alone import RowsAlone
 from choicespec.decoding.sampling import greedy
@@ -19,6 +20,7 @@ from choicespec.decoding.tap import Tap
 from choicespec.decoding.verification import depths
 
 _FOLLOWED = 16  # tokens of a text that is followed, a pass
+_LONGEST_TRIED = 17  # tokens of an exact block; longer ones are computed in the way that needs no trial
 
 
 class _PromptPass(NamedTuple):
@@ -39,7 +41,7 @@ class CausalLmTarget:
     Attributes:
         spared_ms: what the last prompt's pass would have taken that was not computed again.
         choose: (T, V) logits, and the place in the text of each token chosen, to T tokens; greedy unless set.
-        exact: whether a block's tokens are computed one by one, as ``rows_alone`` does; not unless set.
+        exact: whether a block's logits and cache entries are plain steps' to the last bit; not unless set.
     """
 
     def __init__(self, model: Any) -> None:
@@ -91,7 +93,7 @@ class CausalLmTarget:
 
     def verify(self, block_ids: Sequence[int], parents: Sequence[int] = ()) -> list[int]:
         """The target's own choice after each of the T tokens of a block, a chain or a tree."""
-        with self._rows_alone if self.exact else nullcontext():
+        with self._exactly(len(block_ids)) if self.exact else nullcontext():
             logits_TV = self._logits(block_ids, logits_to_keep=0, parents=parents)
         after = depths(parents) if parents else range(len(block_ids))
         return self._chosen(logits_TV, [self._length + 1 + depth for depth in after])
@@ -173,9 +175,24 @@ class CausalLmTarget:
         first, second = logits_V.float().topk(2).values.tolist()
         return float(first - second)
 
+    def _exactly(self, num_tokens: int) -> AbstractContextManager[None]:
+        """In what a block of so many tokens is computed as plain steps are."""
+        if num_tokens == 1:
+            return nullcontext()
+        return self._attention_alone if num_tokens <= self._independent_rows else self._rows_alone
+
     @cached_property
     def _rows_alone(self) -> RowsAlone:
         return RowsAlone(self._model)
+
+    @cached_property
+    def _attention_alone(self) -> AttentionAlone:
+        return AttentionAlone(self._model)
+
+    @cached_property
+    def _independent_rows(self) -> int:
+        """Tried once, by the first exact block; some twenty passes."""
+        return independent_rows(self._model, self._rows_alone, _LONGEST_TRIED)
 
     def _prompt_pass(self, prompt_ids: Sequence[int]) -> _PromptPass:
         started = perf_counter()

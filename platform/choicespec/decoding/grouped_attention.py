@@ -58,5 +58,15 @@ def grouped_attention(
     return output.transpose(1, 2).contiguous(), None
 
 
+def attention_of(model: Any) -> str:
+    """The name of a model's attention; transformers has no public way to read it."""
+    return str(model.config._attn_implementation)
+
+
+def set_attention(model: Any, name: str) -> None:
+    """Have a model's layers attend by the function of that name from now on."""
+    model.set_attn_implementation(name)
+
+
 AttentionInterface.register(NAME, grouped_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,10 +1,11 @@
-"""Passes over a block whose tokens are computed one by one, layer by layer, exactly as plain decoding computes them.
+"""Passes over a block whose logits and cache entries are a plain step's to the last bit, in every precision.
 
-A block's product with a layer's weights is another kernel than a single token's, and adds up in another order. Where
-the tokens go through each layer alone, every operation of the target has the shapes and the inputs that it has in plain
-steps: logits and cache entries are equal to the last bit, in every precision, as long as the same operation on the same
-numbers gives the same result. It saves next to nothing over plain steps (docs/decisions/0015 has the costs, and what
-else was tried).
+A block's product with a layer's weights may be another kernel than a single token's, and add up in another order. Where
+the tokens go through each layer alone (``RowsAlone``), every operation of the target has the shapes and the inputs that
+it has in plain steps, and gives the same as long as the same operation on the same numbers does. That saves next to
+nothing over plain steps.
+
+Where the processor allows it, ``attention_alone`` is as exact and much cheaper. docs/decisions/0015 has the costs.
 
 Shapes: B batch, T tokens of a block, H hidden size.
 """

@@ -10,12 +10,12 @@ Shapes: T tokens, I input features, O output features, P parts of the weights, R
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from choicespec.decoding import grouped_attention
+from choicespec.decoding.grouped_attention import attention_of, set_attention
 
 _MOST_ROWS = 32
 
@@ -38,8 +38,8 @@ class SmallBlockLinear(torch.nn.Linear):
 def use_small_blocks(model: torch.nn.Module) -> None:
     """Turn a model's plain float32 linear layers on the CPU into ``SmallBlockLinear``, and its attention there into
     ``grouped_attention`` where it is the library's default; others stay as they are."""
-    if isinstance(model, PreTrainedModel) and model.device.type == "cpu" and _attention(model) == "sdpa":
-        _set_attention(model, grouped_attention.NAME)
+    if isinstance(model, PreTrainedModel) and model.device.type == "cpu" and attention_of(model) == "sdpa":
+        set_attention(model, grouped_attention.NAME)
     for module in model.modules():
         if (
             type(module) is torch.nn.Linear
@@ -54,23 +54,15 @@ def use_small_blocks(model: torch.nn.Module) -> None:
 def library_kernels(model: torch.nn.Module) -> Iterator[None]:
     """The model as its library made it, for the length of the block."""
     swapped: list[torch.nn.Module] = [module for module in model.modules() if isinstance(module, SmallBlockLinear)]
-    grouped = isinstance(model, PreTrainedModel) and _attention(model) == grouped_attention.NAME
+    grouped = isinstance(model, PreTrainedModel) and attention_of(model) == grouped_attention.NAME
     for module in swapped:
         module.__class__ = torch.nn.Linear
     if grouped:
-        _set_attention(model, "sdpa")
+        set_attention(model, "sdpa")
     try:
         yield
     finally:
         for module in swapped:
             module.__class__ = SmallBlockLinear
         if grouped:
-            _set_attention(model, grouped_attention.NAME)
-
-
-def _attention(model: Any) -> str:
-    return str(model.config._attn_implementation)  # transformers has no public way to read it
-
-
-def _set_attention(model: Any, name: str) -> None:
-    model.set_attn_implementation(name)
+            set_attention(model, grouped_attention.NAME)
