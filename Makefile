@@ -7,7 +7,7 @@ WITH_VLLM := .venv/installed-vllm
 export RAY_AUTH_MODE ?= disabled
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters scorer-union live tune replay peers serve serve-check report \
+.PHONY: demo demo-llamacpp demo-vllm scorer scorer-table drafters scorer-union live beyond tune replay peers serve serve-check report \
   ui test test-gpu test-vllm-paths check format
 
 demo: $(INSTALLED)            ## plain decoding against prompt lookup on the embedded default
@@ -33,6 +33,9 @@ scorer-union: $(INSTALLED)    ## scorers over finite candidates and the drafts o
 
 live: $(INSTALLED)            ## the scorer against prior, prompt lookup and transformers' own, on 48 held-out prompts a task
 	$(BIN)/python -m jobs.bench scorer
+
+beyond: $(INSTALLED)          ## exact, adaptive and tree methods on calls, code, chats and the longest context, in both precisions
+	$(BIN)/python -m jobs.bench beyond
 
 tune: $(INSTALLED)            ## search the settings of both tasks: replayed by the thousand, the best raced, the winner confirmed
 	$(BIN)/python -m jobs.tune search
