@@ -43,14 +43,16 @@ def small_net(
     return ScorerNet(shape, embed, reads).eval()
 
 
-def random_batch(seed: int, positions: int, candidates: int, length: int, layers: int = 1) -> Batch:
+def random_batch(
+    seed: int, positions: int, candidates: int, length: int, layers: int = 1, features: int = len(Features._fields)
+) -> Batch:
     """Sets with padding: of candidates, and of tokens."""
     dice = torch.Generator().manual_seed(seed)
     lengths_PN = torch.randint(0, length + 1, (positions, candidates), generator=dice).sort(descending=True).values
     there = torch.arange(length) < lengths_PN[..., None]
     tokens_PNL = torch.randint(0, VOCABULARY, there.shape, generator=dice)
     steps_PNL = torch.rand(there.shape, generator=dice) * -2
-    features_PNF = torch.randn(positions, candidates, len(Features._fields), generator=dice)
+    features_PNF = torch.randn(positions, candidates, features, generator=dice)
     return Batch(
         hidden_PH=torch.randn(positions, HIDDEN * layers, generator=dice),
         anchors_P=torch.randint(0, VOCABULARY, (positions,), generator=dice),

@@ -420,7 +420,8 @@ def test_a_shipped_scorer_loads_for_its_target(folder: Path) -> None:
     dice = torch.Generator().manual_seed(0)
     table = torch.randn(64, manifest.embedding_size, generator=dice)
     scorer = load_scorer(folder, manifest, lambda token_ids: table[token_ids])
-    batch = random_batch(1, positions=3, candidates=4, length=manifest.block_length)
+    shape = manifest.shape
+    batch = random_batch(1, positions=3, candidates=4, length=shape.block_length, features=shape.num_features)
     states = torch.randn(3, manifest.target.hidden_size * len(manifest.layers), generator=dice)
     with torch.inference_mode():
         assert torch.isfinite(scorer.net(batch._replace(hidden_PH=states))).all()

@@ -43,9 +43,14 @@ def linear(slope: float) -> StepCosts:
 
 
 def decode(
-    chance: Chance, believed: StepCosts, true: StepCosts, tokens: int, look_ms: float = 0.01
+    chance: Chance,
+    believed: StepCosts,
+    true: StepCosts,
+    tokens: int,
+    look_ms: float = 0.01,
+    interrupted: Callable[[int], float] = lambda step: 0.0,
 ) -> tuple[list[Step], Guided]:
-    """The steps of one long output, at times of a machine that costs ``true``."""
+    """The steps of one long output, at times of a machine that costs ``true`` and stands still for some steps."""
     guided = Guided(chance)
     paced = PacedDrafter(guided, LiveCosts(believed, believed, FAR_TOKENS))
     paced.begin(Request("r", (0,), tokens))
@@ -56,7 +61,8 @@ def decode(
         accepted = next((i for i, token in enumerate(draft) if token != len(text) + i), len(draft))
         text += range(len(text), len(text) + accepted + 1)
         spent_ms = look_ms * (guided.asked - asked)
-        steps.append(Step(len(draft), accepted, "guided", spent_ms, true.of(len(draft) + 1)))
+        verify_ms = true.of(len(draft) + 1) + interrupted(len(steps))
+        steps.append(Step(len(draft), accepted, "guided", spent_ms, verify_ms))
         paced.observe(steps[-1])
     return steps, guided
 
@@ -115,6 +121,23 @@ def test_it_recovers_when_acceptance_comes_back() -> None:
     plain = [step for step in steps[:2000] if not step.proposed]
     assert len(plain) > 1950
     assert rate(steps[2000:]) > 2.0
+
+
+def test_an_interruption_does_not_end_what_pays() -> None:
+    """Fails if the seconds for which a machine stood still are taken for what drafts cost: nothing would be verified
+    until plain decoding has earned them again, a hundredth of a token at a time."""
+    costs = linear(0.1)
+    steps, _ = decode(lambda place: 0.9, costs, costs, 2000, interrupted=lambda step: 1500.0 if step == 200 else 0.0)
+    assert steps[200].proposed
+    assert rate(steps[230:]) > 2.0
+
+
+def test_steps_that_all_take_as_long_are_no_interruption() -> None:
+    """Fails if what is lost is forgiven as often as it happens."""
+    allowance = Allowance()
+    for _ in range(4):
+        allowance.settle(1, -100.0)
+    assert allowance.left < -390
 
 
 def test_looking_is_rationed_where_it_is_dear_and_finds_nothing() -> None:

@@ -21,14 +21,22 @@ _MOST = 4.0  # plain steps that may be lost at once
 class Allowance:
     """What may be lost against plain decoding, in plain steps: a small share of all that is decoded, and a few at once.
 
-    Over any n tokens no more than ``_EARNED * n + _MOST`` is lost, and what the last settled step overdrew.
+    Over any n tokens no more than ``_EARNED * n + _MOST`` is lost, and what the last settled step overdrew. What one
+    step loses beyond ``_MOST`` counts once the next one that gains or loses confirms it by doing so too: alone, it is a
+    machine that was interrupted, for which nothing would be proposed for thousands of tokens.
     """
 
     def __init__(self) -> None:
         self.left = _MOST
+        self._unconfirmed = 0.0
 
     def settle(self, tokens: int, gained: float) -> None:
         """End a step of so many tokens that gained, or lost, so many plain steps."""
+        beyond = max(0.0, -gained - _MOST)
+        if beyond and not self._unconfirmed:
+            gained, self._unconfirmed = -_MOST, beyond
+        elif gained:
+            gained, self._unconfirmed = gained - (self._unconfirmed if beyond else 0.0), 0.0
         self.left = min(_MOST, self.left + _EARNED * tokens + gained)
 
 

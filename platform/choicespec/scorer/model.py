@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, layer_norm, logsigmoid
+from torch.nn.functional import gelu, layer_norm, linear, logsigmoid
 
 from choicespec.scorer.source_states import StateScale
 
@@ -55,6 +55,13 @@ class Batch(NamedTuple):
     survivals_PNL: torch.Tensor
     features_PNF: torch.Tensor
     lengths_PN: torch.Tensor
+
+
+class Known(NamedTuple):
+    """What the prior knows of candidate sets; see ``SetArrays``."""
+
+    survivals_PNL: torch.Tensor
+    features_PNF: torch.Tensor
 
 
 class ScorerNet(nn.Module):
@@ -103,40 +110,52 @@ class ScorerNet(nn.Module):
         distinct, places = torch.unique(
             torch.cat([batch.anchors_P, batch.token_ids_PNL.clamp(min=0).flatten()]), return_inverse=True
         )
-        embedded = self._embed(distinct)
+        anchors, tokens = self.project(distinct)
         positions = len(batch.anchors_P)
-        query_PD = self.anchor_query(embedded)[places[:positions]]
+        tokens_PNLD = tokens[places[positions:]].view(*batch.token_ids_PNL.shape, -1)
+        known = Known(batch.survivals_PNL, batch.features_PNF)
+        return self.judge(batch.hidden_PH, anchors[places[:positions]], tokens_PNLD, known)
+
+    def project(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(T, D) of tokens as anchors, and as tokens of a candidate; the same whatever surrounds them."""
+        embedded = self._embed(token_ids)
+        return self.anchor_query(embedded), self.token(embedded)
+
+    def judge(
+        self, hidden_PH: torch.Tensor, anchors_PD: torch.Tensor, tokens_PNLD: torch.Tensor, known: Known
+    ) -> torch.Tensor:
+        """(P, N, L) logits of tokens that are projected; see ``forward``."""
+        query_PD = anchors_PD
         if self._reads.hidden_states:
-            query_PD = query_PD + self.state_query((batch.hidden_PH - self.mean_H) / self.deviation_H)
+            query_PD = query_PD + self.state_query((hidden_PH - self.mean_H) / self.deviation_H)
         query_PD = layer_norm(query_PD, query_PD.shape[-1:])
-        tokens_PNLD = self.token(embedded)[places[positions:]].view(*batch.token_ids_PNL.shape, -1)
         logits: torch.Tensor = (tokens_PNLD.cumsum(dim=2) @ query_PD[:, None, :, None]).squeeze(-1)
         logits = logits * query_PD.shape[-1] ** -0.5
         if self._reads.prior:
-            logits = logits + self.prior(batch)
+            logits = logits + self.prior(known)
         return self.scale * logits + self.shift
 
 
 class _PriorLogits(nn.Module):
     """What the prior knows of a prefix, as a logit."""
 
-    places: torch.Tensor
-
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.first = nn.Linear(shape.num_features + 3 + shape.block_length, shape.feature_width)
         self.second = nn.Linear(shape.feature_width, shape.feature_width)
         self.out = nn.Linear(shape.feature_width, 1)
-        self.register_buffer("places", torch.eye(shape.block_length), persistent=False)
+        self._places = shape.block_length
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        log_survivals = batch.survivals_PNL
+    def forward(self, known: Known) -> torch.Tensor:
+        log_survivals = known.survivals_PNL
         conditional = log_survivals.diff(dim=-1, prepend=torch.zeros_like(log_survivals[..., :1]))
-        steps = log_survivals.shape[-1]
-        places = self.places[:steps].expand(*log_survivals.shape, -1)
-        of_candidate = batch.features_PNF[:, :, None].expand(*log_survivals.shape, -1)
         of_prefix = torch.stack([log_survivals / 8, conditional / 2, conditional.exp()], dim=-1)
-        inner = gelu(self.first(torch.cat([of_candidate, of_prefix, places], dim=-1)))
+        # one layer over features, prefix and place side by side, each multiplied where it is smallest
+        sizes = [known.features_PNF.shape[-1], of_prefix.shape[-1], self._places]
+        by_feature, by_prefix, by_place = torch.split(self.first.weight, sizes, dim=1)
+        of_candidate = linear(known.features_PNF, by_feature, self.first.bias)[:, :, None]
+        of_place = by_place.T[: log_survivals.shape[-1]]
+        inner = gelu(of_candidate + linear(of_prefix, by_prefix) + of_place)
         logits: torch.Tensor = self.out(gelu(self.second(inner))).squeeze(-1)
         return logits
 

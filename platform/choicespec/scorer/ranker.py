@@ -12,8 +12,9 @@ from choicespec.candidates.sets import Candidate, Ranked
 from choicespec.records import Proposal
 from choicespec.scorer.examples import SetArrays, set_arrays
 from choicespec.scorer.files import Scorer
-from choicespec.scorer.model import Batch, survivals
+from choicespec.scorer.model import Known, survivals
 from choicespec.scorer.source_states import OFFSETS, Cosines, source_features
+from choicespec.scorer.token_rows import TokenRows
 
 
 class ScorerRanker:
@@ -31,6 +32,8 @@ class ScorerRanker:
         self, scorer: Scorer, hidden_state: Callable[[int], torch.Tensor], cosines: Cosines | None = None
     ) -> None:
         self._net, self._manifest = scorer
+        with torch.inference_mode():
+            self._rows = TokenRows(self._net.project)
         self._hidden_state = hidden_state
         self._cosines = cosines
 
@@ -49,17 +52,13 @@ class ScorerRanker:
         """(N, L) probabilities that each prefix of each candidate is accepted."""
         longest = max(len(candidate.token_ids) for candidate in candidates)
         sets = set_arrays([candidates], len(candidates), longest, list(self._manifest.drafters))
-        states = [self._hidden_state(layer).float().cpu() for layer in self._manifest.layers]
-        batch = Batch(
-            torch.cat(states)[None],
-            torch.tensor([anchor]),
-            torch.from_numpy(sets.token_ids.astype(np.int64)),
-            torch.from_numpy(sets.survivals),
-            torch.from_numpy(self._features(sets)),
-            torch.from_numpy(sets.lengths.astype(np.int64)),
-        )
+        known = Known(torch.from_numpy(sets.survivals), torch.from_numpy(self._features(sets)))
         with torch.inference_mode():
-            return survivals(self._net(batch), batch.lengths_PN)[0]
+            states = [self._hidden_state(layer).float().cpu() for layer in self._manifest.layers]
+            tokens = self._rows.tokens(sets.token_ids.clip(min=0).ravel().tolist())
+            tokens_PNLD = tokens.view(*sets.token_ids.shape, -1)
+            logits = self._net.judge(torch.cat(states)[None], self._rows.anchors([anchor]), tokens_PNLD, known)
+            return survivals(logits, torch.from_numpy(sets.lengths))[0]
 
     def _features(self, sets: SetArrays) -> NDArray[np.float32]:
         """(1, N, F) with those of the candidates' sources, where the scorer reads them."""

@@ -72,7 +72,8 @@ def cosines_at(units_of: UnitsOf, ages_N: NDArray[np.int32], known: int) -> NDAr
     there = np.flatnonzero(ages_N)
     here_O = known - 2 - _OFFSETS_O
     source_NO = here_O - ages_N[there, None]
-    own_OMH, other_NOMH = units_of(here_O.clip(min=0)), units_of(source_NO.clip(min=0))
+    units = units_of(np.concatenate([here_O[None], source_NO]).clip(min=0))
+    own_OMH, other_NOMH = units[0], units[1:]
     cosines_NMO = np.einsum("nomh,omh->nmo", other_NOMH, own_OMH) * (source_NO >= 0)[:, None]
     found_NC = np.zeros((len(ages_N), own_OMH.shape[1] * len(OFFSETS)), np.float32)
     found_NC[there] = np.nan_to_num(cosines_NMO).reshape(len(there), found_NC.shape[1])
@@ -169,8 +170,10 @@ def _of_text(one: Recorded, layers: Sequence[int]) -> NDArray[np.float16]:
 
 def _units(states: NDArray[np.floating], num_layers: int, scale: StateScale) -> NDArray[np.float32]:
     """(..., M, H) of (..., S) standardised, and of length 1 in each layer."""
-    standard = (states.astype(np.float32) - scale.mean_S) / scale.deviation_S
-    standard = standard.reshape(*states.shape[:-1], num_layers, len(scale.mean_S) // num_layers)
-    norms = np.linalg.norm(standard, axis=-1, keepdims=True)
-    units: NDArray[np.float32] = standard / (norms + _LEAST_NORM)
+    units = states.astype(np.float32)  # a copy, and the only one: a step makes tens of thousands of numbers comparable
+    units -= scale.mean_S
+    units /= scale.deviation_S
+    units = units.reshape(*states.shape[:-1], num_layers, len(scale.mean_S) // num_layers)
+    norms = np.sqrt(np.einsum("...h,...h->...", units, units))
+    units /= norms[..., None] + _LEAST_NORM
     return units
