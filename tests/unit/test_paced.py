@@ -54,7 +54,8 @@ def decode(
     guided = Guided(chance)
     paced = PacedDrafter(guided, LiveCosts(believed, believed, FAR_TOKENS))
     paced.begin(Request("r", (0,), tokens))
-    text, steps = [0], []
+    text = [0]
+    steps: list[Step] = []
     while len(text) < tokens:
         asked = guided.asked
         draft = paced.propose(text, tokens - len(text)).token_ids
