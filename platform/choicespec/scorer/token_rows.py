@@ -24,7 +24,7 @@ class TokenRows:
 
     def anchors(self, token_ids: Sequence[int]) -> torch.Tensor:
         """(T, D) of tokens as anchors."""
-        places = self._find(token_ids)
+        places = self._find(token_ids)  # first, for it may put another tensor there
         return self._anchors_RD[places]
 
     def tokens(self, token_ids: Sequence[int]) -> torch.Tensor:
