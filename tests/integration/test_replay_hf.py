@@ -46,9 +46,16 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     ids = tuple(request.request_id for request in prompts.requests)
     folder = pair.recording(TASK)
     folder.begin(
-        RecordingManifest(target=pair.opened.identity, task=TASK, layers=pair.layers, chunks=(ids,), request_ids=ids)
+        RecordingManifest(
+            target=pair.opened.identity,
+            task=TASK,
+            layers=pair.layers,
+            prompt_states=pair.prompt_states,
+            chunks=(ids,),
+            request_ids=ids,
+        )
     )
-    folder.add(0, pack(pair.opened.record(prompts.requests, pair.layers)))
+    folder.add(0, pack(pair.opened.record(prompts.requests, pair.layers, pair.prompt_states)))
     pair.opened.use_step_costs(COSTS.step_costs)
     pair.opened.use_repository(prompts.repository)
     trials = [TrialSpec(pair=pair_spec, runtime=runtime_spec, task=TASK, method=method) for method in METHODS]
