@@ -9,7 +9,6 @@ import torch
 from choicespec.decoding.proposer import Proposer
 from choicespec.measuring.cost import DrafterCost, ProposerCost
 from choicespec.measuring.measure import TrialResult, measure
-from choicespec.recordings import RecordingManifest, pack
 from choicespec.records import Proposal, Request, TargetIdentity
 from choicespec.replay.drafted import Drafted, drafted_of, shortened
 from choicespec.replay.ranking import Ranking
@@ -23,10 +22,10 @@ from choicespec.spec.method import Choice, Draft, MethodSpec
 from choicespec.spec.pair import PairSpec, ScorerSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import PythonRepo
-from choicespec.tasks.prompts import open_task
 from contracts.replay_equality import assert_all_same, costs_of
 from integration.job_homes import write_repository
 from integration.small_drafters import BLOCK, save_pair
+from integration.small_recordings import record_whole
 from unit.recorded_table import RISING
 
 NAMES = ("dflash", "dflash2", "mtp")
@@ -110,21 +109,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     save_scorer(folder / "scorer", union_scorer(HfRuntime(runtime_spec, pair_spec).identity, pair_spec, (1, 3)))
     pair_spec = pair_spec.model_copy(update={"scorer": ScorerSpec(folder=str(folder / "scorer"))})
     pair = RecordedPair(folder / "recordings", runtime_spec, pair_spec)
-    prompts = open_task(task).prompts(pair.opened.tokenizer, pair.opened.context_tokens)
-    ids = tuple(request.request_id for request in prompts.requests)
-    recording = pair.recording(task)
-    recording.begin(
-        RecordingManifest(
-            target=pair.opened.identity,
-            task=task,
-            layers=pair.layers,
-            prompt_states=pair.prompt_states,
-            chunks=(ids,),
-            request_ids=ids,
-        )
-    )
-    recording.add(0, pack(pair.opened.record(prompts.requests, pair.layers, pair.prompt_states)))
-    outputs = [(one.request, one.output_ids) for one in recording.read()]
+    prompts = record_whole(pair, task)
+    outputs = [(one.request, one.output_ids) for one in pair.recording(task).read()]
     methods = [pair.longest_draft(name) for name in NAMES]
     for method, along in zip(methods, zip(*pair.opened.draft_along(outputs, methods), strict=True), strict=True):
         drafted = drafted_of((draft for drafts in along for draft in drafts), method.num_draft_tokens)

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import pytest
 from choicespec.decoding.step_cost import StepCosts
 from choicespec.measuring.measure import TrialResult, measure
-from choicespec.recordings import RecordingManifest, pack
 from choicespec.replay.drafts import RecordedDrafts
 from choicespec.replay.ranking import Ranking
 from choicespec.replay.recorded import RecordedPair
@@ -15,8 +14,8 @@ from choicespec.spec.method import Autoregressive, Choice, MethodSpec, Ngram
 from choicespec.spec.pair import PairSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import ToolCall
-from choicespec.tasks.prompts import open_task
 from contracts.replay_equality import assert_all_same, costs_of
+from integration.small_recordings import record_whole
 
 TASK = ToolCall(limit=2, max_new_tokens=14, categories=("simple_python",))
 METHODS: tuple[MethodSpec, ...] = (
@@ -42,20 +41,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     """Two tool calls."""
     runtime_spec, pair_spec = HfRuntimeSpec(threads=2), PairSpec(target=TargetSpec(model="smollm2"))
     pair = RecordedPair(tmp_path_factory.mktemp("recordings"), runtime_spec, pair_spec)
-    prompts = open_task(TASK).prompts(pair.opened.tokenizer, pair.opened.context_tokens)
-    ids = tuple(request.request_id for request in prompts.requests)
-    folder = pair.recording(TASK)
-    folder.begin(
-        RecordingManifest(
-            target=pair.opened.identity,
-            task=TASK,
-            layers=pair.layers,
-            prompt_states=pair.prompt_states,
-            chunks=(ids,),
-            request_ids=ids,
-        )
-    )
-    folder.add(0, pack(pair.opened.record(prompts.requests, pair.layers, pair.prompt_states)))
+    prompts = record_whole(pair, TASK)
     pair.opened.use_step_costs(COSTS.step_costs)
     pair.opened.use_repository(prompts.repository)
     trials = [TrialSpec(pair=pair_spec, runtime=runtime_spec, task=TASK, method=method) for method in METHODS]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from choicespec.measuring.measure import TrialResult, measure
-from choicespec.recordings import Recorded, RecordingManifest, pack
+from choicespec.recordings import Recorded
 from choicespec.records import TargetIdentity
 from choicespec.replay import ranking
 from choicespec.replay.recorded import RecordedPair
@@ -21,10 +21,10 @@ from choicespec.spec.method import Choice, MethodSpec
 from choicespec.spec.pair import PairSpec, ScorerSpec, TargetSpec
 from choicespec.spec.runtime import HfRuntimeSpec
 from choicespec.spec.task import PythonRepo
-from choicespec.tasks.prompts import open_task
 from contracts.replay_equality import assert_all_same, costs_of
 from integration.job_homes import write_repository
 from integration.small_checkpoints import save_checkpoint, small_llama
+from integration.small_recordings import record_whole
 from unit.recorded_table import RISING
 
 COSTS = costs_of(RISING)
@@ -76,20 +76,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     pair_spec = pair_spec.model_copy(update={"scorer": ScorerSpec(folder=str(folder / "scorer"))})
     pair = RecordedPair(folder / "recordings", runtime_spec, pair_spec)
     assert (pair.layers, pair.prompt_states) == ((2, 3, 1), True)
-    prompts = open_task(task).prompts(pair.opened.tokenizer, pair.opened.context_tokens)
-    ids = tuple(request.request_id for request in prompts.requests)
-    recording = pair.recording(task)
-    recording.begin(
-        RecordingManifest(
-            target=pair.opened.identity,
-            task=task,
-            layers=pair.layers,
-            prompt_states=True,
-            chunks=(ids,),
-            request_ids=ids,
-        )
-    )
-    recording.add(0, pack(pair.opened.record(prompts.requests, pair.layers, True)))
+    prompts = record_whole(pair, task)
     pair.opened.use_step_costs(COSTS.step_costs)
     pair.opened.use_repository(prompts.repository)
     trials = [TrialSpec(pair=pair_spec, runtime=runtime_spec, task=task, method=method) for method in METHODS]

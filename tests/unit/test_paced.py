@@ -126,7 +126,7 @@ def test_it_recovers_when_acceptance_comes_back() -> None:
 
 def test_an_interruption_does_not_end_what_pays() -> None:
     """Fails if the seconds for which a machine stood still are taken for what drafts cost: nothing would be verified
-    until plain decoding has earned them again, a hundredth of a token at a time."""
+    until plain decoding has earned them again, half a hundredth of a step a token."""
     costs = linear(0.1)
     steps, _ = decode(lambda place: 0.9, costs, costs, 2000, interrupted=lambda step: 1500.0 if step == 200 else 0.0)
     assert steps[200].proposed
